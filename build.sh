@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# Every entry of the project. Each one does its own set-up from a fresh machine (python 3.9 or newer, g++) and repeats no work that is done.
+#
+# Settings by environment:
+#   FLASHMLA_PYTHON     interpreter to use as it is, instead of .venv (setup.py passes its own)
+#   FLASHMLA_BUILD_DIR  objects and generated sources, default .build
+#   FLASHMLA_LIB        the library to write, default ms_flashmla/lib/libms_flashmla.so
+#   CXX, CXXFLAGS       compiler, and flags appended to ours (-fsanitize=address, ...)
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=$root/.venv
+build_dir=${FLASHMLA_BUILD_DIR:-$root/.build}
+lib=${FLASHMLA_LIB:-$root/ms_flashmla/lib/libms_flashmla.so}
+cxx=${CXX:-g++}
+
+# The one list of sources. A unit isa_<name>.cc holds the kernel for one instruction set, and unit_flags gives it that set; no other
+# unit may hold an instruction that an older processor lacks.
+sources=(
+  op_proto/flash_mla_proto.cc
+  tiling/machine.cc
+  tiling/tiling.cc
+  tiling/print.cc
+  op_impl/cpu/thread_pool.cc
+  op_impl/cpu/scratch.cc
+  op_impl/cpu/dispatch.cc
+  op_impl/cpu/check.cc
+  op_impl/cpu/isa_generic.cc
+  op_impl/cpu/isa_avx2.cc
+  op_impl/cpu/isa_avx512.cc
+  op_impl/cpu/ms_aot.cc
+  op_impl/cpu/c_api.cc
+)
+
+# MindSpore's wheel is built with the old C++ ABI, and AotExtra passes std::string across the boundary. Contraction is off so that
+# plain C++ gives the same bits at every -march; the kernels ask for FMA where they want it.
+common_flags=(-std=c++17 -O3 -fPIC -pthread -fvisibility=hidden -D_GLIBCXX_USE_CXX11_ABI=0 -ffp-contract=off -fno-math-errno
+              -Wall -Wextra)
+
+unit_flags() {
+  case $1 in
+    */isa_avx512.cc) echo "-march=skylake-avx512 -mprefer-vector-width=512" ;;
+    */isa_avx2.cc) echo "-mavx2 -mfma -mf16c" ;;
+    */dispatch.cc) if is_x86; then echo "-DFLASHMLA_HAVE_AVX512 -DFLASHMLA_HAVE_AVX2"; fi ;;
+  esac
+}
+
+is_x86() { [[ $(uname -m) == x86_64 ]]; }
+
+say() { printf 'build: %s\n' "$*" >&2; }
+fail() { printf 'build: error: %s\n' "$*" >&2; exit 1; }
+
+usage() {
+  cat <<'TEXT'
+usage: bash build.sh ENTRY [arguments]
+  setup     create .venv with MindSpore and what the tests need
+  lib       build ms_flashmla/lib/libms_flashmla.so
+  demo      run an MLA layer against its reference     [--checkpoint DIR [--layer N]] [--model v2-lite | v3-tp8 | seed] [--json]
+  test      run the tests                              [pytest arguments]
+  bench     time the layer against MindSpore's own ops [--json FILE] [--case REGEX]
+  wheel     write a wheel into dist/
+  sources   print the C++ sources of the library, one a line
+TEXT
+}
+
+# A python by this name may be a launcher without an interpreter behind it: only running it tells.
+python_at_least_39() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1; }
+
+find_python() {
+  local name
+  for name in python3.11 python3.12 python3.10 python3.9 python3 python; do
+    if python_at_least_39 "$name"; then command -v "$name"; return; fi
+  done
+  fail "no python 3.9 or newer found (tried python3.11, 3.12, 3.10, 3.9, python3, python)"
+}
+
+make_venv() {  # Debian splits ensurepip off into python3-venv: without it the pip of the interpreter itself serves.
+  local python=$1
+  if "$python" -c 'import ensurepip' >/dev/null 2>&1; then
+    "$python" -m venv "$venv"
+  elif "$python" -m pip --version >/dev/null 2>&1; then
+    "$python" -m venv --without-pip "$venv"
+    "$python" -m pip --python "$venv/bin/python" install --quiet pip
+  else
+    fail "$python has neither ensurepip nor pip; install them (Debian: apt-get install python3-venv)"
+  fi
+}
+
+setup() {  # The stamp holds the list that was installed: nothing is installed twice, a changed list is installed again.
+  local stamp=$venv/requirements.installed
+  cmp --silent "$root/requirements.txt" "$stamp" && return
+  local python
+  python=$(find_python)
+  say "setting up .venv with $("$python" --version) (downloads MindSpore on the first run)"
+  [[ -x $venv/bin/python ]] || make_venv "$python"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt"
+  cp "$root/requirements.txt" "$stamp"
+}
+
+build_python() {  # The library only needs some python with yaml: the whole .venv would be 2.8 GB for that.
+  local python=${FLASHMLA_PYTHON:-$venv/bin/python}
+  if "$python" -c 'import yaml' >/dev/null 2>&1; then echo "$python"; return; fi
+  [[ -z ${FLASHMLA_PYTHON:-} ]] || fail "$python cannot import yaml (pip install pyyaml)"
+  python=$(find_python)
+  if "$python" -c 'import yaml' >/dev/null 2>&1; then echo "$python"; return; fi
+  setup
+  echo "$venv/bin/python"
+}
+
+generate_machines() {
+  local out=$build_dir/gen stamp=$build_dir/gen/.stamp input
+  for input in "$root"/tiling/gen_machines.py "$root"/tiling/machines/*.yaml; do
+    [[ $stamp -nt $input ]] || { stamp=; break; }
+  done
+  [[ -z $stamp ]] || return 0
+  local python
+  python=$(build_python)
+  mkdir -p "$out"
+  say "machine table from tiling/machines/*.yaml"
+  "$python" "$root/tiling/gen_machines.py" "$out"
+  touch "$out/.stamp"
+}
+
+is_current() {  # object, its command: nothing it was made from is newer, and it was made by this very command
+  local object=$1 command=$2 dependency
+  [[ -f $object && -f ${object%.o}.d && $(cat "${object%.o}.cmd" 2>/dev/null) == "$command" ]] || return 1
+  while read -r dependency; do
+    [[ -z $dependency ]] || [[ -f $dependency && ! $dependency -nt $object ]] || return 1
+  done < <(sed -e 's/^[^:]*://' -e 's/\\$//' "${object%.o}.d" | tr ' ' '\n')
+}
+
+compile() {  # The command file comes last: an interrupted compile is done again.
+  local object=$1 command=$2
+  rm -f "${object%.o}.cmd"
+  eval "$command"
+  printf '%s\n' "$command" >"${object%.o}.cmd"
+}
+
+build_lib() {
+  command -v "$cxx" >/dev/null || fail "no C++ compiler: $cxx not found (Debian: apt-get install g++; or set CXX)"
+  cd "$root"
+  mkdir -p "$build_dir/obj" "$(dirname "$lib")"
+  if command -v flock >/dev/null; then exec 9>"$build_dir/lock"; flock 9; fi  # two entries at once share the objects
+  generate_machines
+
+  local source object command objects=() jobs compiled=0
+  jobs=$(nproc 2>/dev/null || echo 2)
+  for source in "${sources[@]}"; do
+    if [[ $source == */isa_avx* ]] && ! is_x86; then say "skipping $source: this machine is $(uname -m), not x86_64"; continue; fi
+    object=$build_dir/obj/$(basename "$source" .cc).o
+    objects+=("$object")
+    command=$(printf '%q ' "$cxx" "${common_flags[@]}" "-I$root" "-I$build_dir/gen")
+    command+="$(unit_flags "$source") ${CXXFLAGS:-} -MMD -c $source -o $(printf '%q' "$object")"
+    if is_current "$object" "$command"; then continue; fi
+    say "compiling $source"
+    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || fail "a source does not compile"; done
+    compile "$object" "$command" &
+    compiled=$((compiled + 1))
+  done
+  wait
+  for object in "${objects[@]}"; do [[ -f ${object%.o}.cmd ]] || fail "a source does not compile"; done
+
+  local link="$(printf '%q ' "$cxx" -shared -pthread "${objects[@]}")${CXXFLAGS:-}"
+  if ((compiled == 0)) && [[ -f $lib && $(cat "$build_dir/link.cmd" 2>/dev/null) == "$link $lib" ]]; then
+    say "$lib is up to date"
+    return
+  fi
+  rm -f "$build_dir/link.cmd"
+  # Renamed into place: a process that has the old library mapped keeps it.
+  eval "$link -Wl,-z,defs -o $(printf '%q' "$lib.new")"
+  mv "$lib.new" "$lib"
+  printf '%s\n' "$link $lib" >"$build_dir/link.cmd"
+  say "built $lib"
+}
+
+run_python() {  # the interpreter of the project, the package of this tree, in the caller's directory
+  local python=${FLASHMLA_PYTHON:-}
+  if [[ -z $python ]]; then setup; python=$venv/bin/python; fi
+  (build_lib)
+  PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" "$@"
+}
+
+entry=${1:-}
+shift || true
+case $entry in
+  setup) setup ;;
+  lib) build_lib ;;
+  demo) run_python -m ms_flashmla demo "$@" ;;
+  test) cd "$root"; run_python -m pytest "${@:-tests}" ;;
+  bench) run_python "$root/benchmarks/bench.py" "$@" ;;
+  wheel) setup; cd "$root"; "$venv/bin/python" -m pip wheel --quiet --no-deps --wheel-dir dist . ; ls dist/*.whl ;;
+  sources) printf '%s\n' "${sources[@]}" ;;
+  *) usage >&2; exit 2 ;;
+esac
