@@ -1,0 +1,115 @@
+#include "tiling/tiling.h"
+
+#include <stdexcept>
+
+#include "tiling/int_math.h"
+#include "tiling/tiling_backends.h"
+
+namespace flashmla {
+
+using int_math::align_up;
+using int_math::ceil_div;
+using int_math::clamp;
+
+namespace {
+
+void require(bool ok, const char* field, int64_t value, const char* allowed) {
+  if (!ok) throw std::invalid_argument(std::string(field) + " is " + std::to_string(value) + "; it must be " + allowed);
+}
+
+bool is_storage(int32_t dtype) { return dtype == kFloat32 || dtype == kFloat16 || dtype == kBFloat16; }
+
+// Keys that the s_q tokens see together, causal.
+double causal_pairs(int64_t s_q, int64_t s_kv) { return static_cast<double>(s_q) * (s_kv - 0.5 * (s_q - 1)); }
+
+}  // namespace
+
+void check_problem(const Problem& p) {
+  require(p.hidden_size >= 0, "hidden_size", p.hidden_size, ">= 0 (0: no projections)");
+  require(p.num_heads >= 1, "num_heads", p.num_heads, ">= 1");
+  require(p.num_kv_heads >= 1 && p.num_heads % p.num_kv_heads == 0, "num_kv_heads", p.num_kv_heads,
+          ">= 1 and divide num_heads");
+  require(p.q_lora_rank >= 0, "q_lora_rank", p.q_lora_rank, ">= 0 (0: none)");
+  require(p.kv_lora_rank >= 1, "kv_lora_rank", p.kv_lora_rank, ">= 1");
+  require(p.qk_nope_head_dim >= 0, "qk_nope_head_dim", p.qk_nope_head_dim, ">= 0");
+  require(p.qk_rope_head_dim >= 0, "qk_rope_head_dim", p.qk_rope_head_dim, ">= 0");
+  require(p.v_head_dim >= 0, "v_head_dim", p.v_head_dim, ">= 0");
+  require(p.rope_mode == kRopeDecoupled || p.rope_mode == kRopeFull, "rope_mode", p.rope_mode, "0 (decoupled) or 1 (full)");
+  require(p.rope_mode != kRopeFull || p.qk_rope_head_dim == 0, "qk_rope_head_dim", p.qk_rope_head_dim,
+          "0 when rope_mode is full");
+  require(is_storage(p.act_dtype), "act_dtype", p.act_dtype, "float32, float16 or bfloat16");
+  require(is_storage(p.weight_dtype), "weight_dtype", p.weight_dtype, "float32, float16 or bfloat16");
+  require(is_storage(p.cache_dtype), "cache_dtype", p.cache_dtype, "float32, float16 or bfloat16");
+  require(p.block_size >= 1, "block_size", p.block_size, ">= 1");
+  require(p.batch >= 0, "batch", p.batch, ">= 0");
+  require(p.s_q >= 0, "s_q", p.s_q, ">= 0");
+  require(p.s_kv >= p.s_q, "s_kv", p.s_kv, ">= s_q (the new tokens are keys too)");
+}
+
+AttentionFlops attention_flops(const Problem& p, int32_t path, int64_t s_q, int64_t s_kv) {
+  const double r = p.kv_lora_rank, d_n = p.qk_nope_head_dim, d_r = p.qk_rope_head_dim, d_v = p.v_head_dim, heads = p.num_heads;
+  const double pairs = causal_pairs(s_q, s_kv);
+  AttentionFlops flops;
+  if (path == kAbsorbed) {
+    flops.scores_and_values = 2 * (2 * r + d_r) * heads * pairs;
+    flops.up_projection = p.hidden_size == 0 ? 0 : 2 * heads * (d_n + d_v) * r * s_q;
+  } else {
+    flops.scores_and_values = 2 * (d_n + d_r + d_v) * heads * pairs;
+    flops.up_projection = 2 * heads * (d_n + d_v) * r * s_kv;
+  }
+  return flops;
+}
+
+TilingData make_tiling(const Problem& problem, const Machine& machine) {
+  check_problem(problem);
+  return machine.kind == kCpu ? make_cpu_tiling(problem, machine) : make_ascend_tiling(problem, machine);
+}
+
+SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_q, int64_t s_kv) {
+  const int64_t lanes = tiling.row_lanes;
+  const int64_t rows = s_q * (p.num_heads / p.num_kv_heads);  // rows that share a latent
+
+  SeqTiling seq{};
+  if (p.rope_mode == kRopeFull) {
+    seq.path = kExpanded;  // the rotation stands between W_UK and the latent
+  } else if (p.hidden_size == 0) {
+    seq.path = kAbsorbed;  // the bare operator is handed what to attend to
+  } else {
+    // Rows are padded to the lanes: (token, head) pairs together when absorbed, the tokens of each head when expanded,
+    // which is what makes few tokens dear there.
+    AttentionFlops absorbed = attention_flops(p, kAbsorbed, s_q, s_kv);
+    AttentionFlops expanded = attention_flops(p, kExpanded, s_q, s_kv);
+    double absorbed_padding = rows > 0 ? static_cast<double>(align_up(rows, lanes)) / rows : 1;
+    double expanded_padding = s_q > 0 ? static_cast<double>(align_up(s_q, lanes)) / s_q : 1;
+    double absorbed_cost = absorbed.scores_and_values * absorbed_padding + absorbed.up_projection;
+    double expanded_cost = expanded.scores_and_values * expanded_padding + expanded.up_projection;
+    seq.path = expanded_cost < absorbed_cost ? kExpanded : kAbsorbed;
+  }
+
+  // Row groups already are work for the cores: splits only fill up to max_splits work items. A power of two shares
+  // evenly among 2, 4, 8 .. cores, where 3 splits would leave one of two cores idle for half the time.
+  int64_t splits = 1;
+  if (seq.path == kAbsorbed) {
+    int64_t row_groups = std::max<int64_t>(1, tile_count(rows, tiling.absorbed_rows) * p.num_kv_heads);
+    splits = int_math::floor_pow2(clamp(s_kv / tiling.split_min, 1, std::max<int64_t>(1, tiling.max_splits / row_groups)));
+  }
+  seq.split_len = align_up(std::max<int64_t>(1, ceil_div(s_kv, splits)), tiling.kv_tile);
+  seq.num_splits = static_cast<int32_t>(std::max<int64_t>(1, tile_count(s_kv, seq.split_len)));
+  return seq;
+}
+
+std::string overflow(const std::vector<Buffer>& buffers) {
+  for (const Buffer& first : buffers) {
+    int64_t used = 0;
+    for (const Buffer& other : buffers) {
+      if (other.stage == first.stage && other.memory == first.memory) used += other.bytes;
+    }
+    if (used > first.capacity) {
+      return first.stage + " needs " + std::to_string(used) + " bytes of " + first.memory + ", capacity " +
+             std::to_string(first.capacity);
+    }
+  }
+  return "";
+}
+
+}  // namespace flashmla

@@ -1,0 +1,61 @@
+// What the tiling decides, as plain data: the CPU kernel, the AscendC kernel and the host tiling read this very struct.
+#pragma once
+
+#include <cstdint>
+
+namespace flashmla {
+
+enum DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt32 = 3 };
+enum RopeMode : int32_t { kRopeDecoupled = 0, kRopeFull = 1 };
+enum AttentionPath : int32_t { kAbsorbed = 0, kExpanded = 1 };
+
+inline constexpr int64_t dtype_bytes(int32_t dtype) { return dtype == kFloat32 || dtype == kInt32 ? 4 : 2; }
+
+// Dimensions of the layer and of one call; lengths are those of the longest sequence.
+struct Problem {
+  int32_t hidden_size;
+  int32_t num_heads;         // h_q
+  int32_t num_kv_heads;      // h_kv, 1 for MLA
+  int32_t q_lora_rank;       // 0: no low-rank q
+  int32_t kv_lora_rank;
+  int32_t qk_nope_head_dim;
+  int32_t qk_rope_head_dim;
+  int32_t v_head_dim;
+  int32_t rope_mode;         // RopeMode
+  int32_t act_dtype;         // DType of hidden states and output
+  int32_t weight_dtype;
+  int32_t cache_dtype;
+  int32_t block_size;        // tokens a page of the cache holds
+  int64_t batch;
+  int64_t s_q;               // new tokens of a sequence
+  int64_t s_kv;              // keys of a sequence, the new ones included
+};
+
+// Blocks chosen for a layer on a machine; the same for every call, so that a sequence's bits never depend on its batch.
+struct TilingData {
+  // attention, both paths
+  int32_t kv_tile;           // keys a tile holds
+  int32_t row_lanes;         // rows (head, token) packed side by side in the lanes of QK
+  // absorbed path: rows are (token, head) pairs that share the latent
+  int32_t absorbed_rows;     // rows that share one pass over the KV tiles
+  int32_t split_min;         // keys a KV split holds at least
+  int32_t max_splits;        // splits of one sequence at the most
+  int32_t absorbed_tokens;   // tokens whose latent outputs are held between attention and epilog
+  // expanded path: K and V of one head are decompressed chunk by chunk
+  int32_t q_tile;            // query tokens of a tile
+  int32_t kv_chunk;          // keys decompressed at a time, one head
+  int32_t token_group;       // query tokens whose softmax state is held at a time
+  int32_t head_group;        // heads whose outputs enter W_o together
+  // projections
+  int32_t gemm_k_block;      // K elements a weight panel block holds
+  int32_t gemm_rows;         // activation rows of one work item
+};
+
+// How one sequence is cut; a pure function of its own lengths.
+struct SeqTiling {
+  int32_t path;              // AttentionPath
+  int32_t num_splits;        // absorbed: KV splits
+  int64_t split_len;         // keys a split holds, a multiple of kv_tile; the last one may hold less
+};
+
+}  // namespace flashmla
