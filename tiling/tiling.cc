@@ -88,14 +88,19 @@ SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_
 
   // Row groups already are work for the cores: splits only fill up to max_splits work items. A power of two shares
   // evenly among 2, 4, 8 .. cores, where 3 splits would leave one of two cores idle for half the time.
-  int64_t splits = 1;
-  if (seq.path == kAbsorbed) {
-    int64_t row_groups = std::max<int64_t>(1, tile_count(rows, tiling.absorbed_rows) * p.num_kv_heads);
-    splits = int_math::floor_pow2(clamp(s_kv / tiling.split_min, 1, std::max<int64_t>(1, tiling.max_splits / row_groups)));
-  }
+  const int64_t row_groups = seq.path == kAbsorbed ? tile_count(rows, tiling.absorbed_rows) * p.num_kv_heads
+                                                   : tile_count(s_q, tiling.q_tile) * p.num_heads;
+  const int64_t items = seq.path == kAbsorbed ? tiling.max_splits : tiling.expanded_splits;
+  const int64_t most = std::max<int64_t>(1, items / std::max<int64_t>(1, row_groups));
+  const int64_t splits = int_math::floor_pow2(clamp(s_kv / tiling.split_min, 1, most));
   seq.split_len = align_up(std::max<int64_t>(1, ceil_div(s_kv, splits)), tiling.kv_tile);
   seq.num_splits = static_cast<int32_t>(std::max<int64_t>(1, tile_count(s_kv, seq.split_len)));
   return seq;
+}
+
+std::string kib_text(int64_t bytes) {
+  const int64_t tenths = (bytes * 10 + int_math::kKiB / 2) / int_math::kKiB;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " KiB";
 }
 
 std::string overflow(const std::vector<Buffer>& buffers) {
@@ -105,8 +110,7 @@ std::string overflow(const std::vector<Buffer>& buffers) {
       if (other.stage == first.stage && other.memory == first.memory) used += other.bytes;
     }
     if (used > first.capacity) {
-      return first.stage + " needs " + std::to_string(used) + " bytes of " + first.memory + ", capacity " +
-             std::to_string(first.capacity);
+      return "needs " + kib_text(used) + " of " + first.memory + " (" + first.stage + "), capacity " + kib_text(first.capacity);
     }
   }
   return "";

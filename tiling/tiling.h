@@ -75,7 +75,11 @@ AttentionFlops attention_flops(const Problem& problem, int32_t path, int64_t s_q
 // Throws std::invalid_argument naming the field, its value and what is allowed.
 void check_problem(const Problem& problem);
 
-// How a buffer list stands against its capacities: the text names the first memory that a stage overflows, "" when all fit.
+// "576.0 KiB"
+std::string kib_text(int64_t bytes);
+
+// How a buffer list stands against its capacities: "needs 576.0 KiB of L1 (attention), capacity 512.0 KiB" for the first
+// memory that a stage overflows, "" when all fit.
 std::string overflow(const std::vector<Buffer>& buffers);
 
 }  // namespace flashmla

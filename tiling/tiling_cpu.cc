@@ -79,11 +79,6 @@ Buffer buffer(const char* stage, const char* name, int64_t rows, int64_t cols, c
   return b;
 }
 
-std::string kib(int64_t bytes) {
-  int64_t tenths = (bytes * 10 + kKiB / 2) / kKiB;
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " KiB";
-}
-
 }  // namespace
 
 TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
@@ -102,6 +97,7 @@ TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   t.absorbed_rows = static_cast<int32_t>(blocks.rows);
   t.split_min = kSplitMin;
   t.max_splits = kMaxSplits;
+  t.expanded_splits = 1;  // heads and query tiles are work enough
   // Latent outputs [tokens, H, r] wait for W_UV: at most 32 MiB of them.
   t.absorbed_tokens = static_cast<int32_t>(clamp(32 * kMiB / (4 * int64_t{p.num_heads} * p.kv_lora_rank), 1, 128));
 
@@ -187,7 +183,7 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
   auto refuse = [&](const std::string& what, int64_t needs) {
     const char* share = needs > m.l2_bytes ? "capacity " : "half of it (the rest is for what streams through) is ";
     int64_t limit = needs > m.l2_bytes ? m.l2_bytes : tile_budget(m);
-    report->reasons.push_back(what + " needs " + kib(needs) + " of L2, " + share + kib(limit));
+    report->reasons.push_back(what + " needs " + kib_text(needs) + " of L2, " + share + kib_text(limit));
   };
   const int64_t wider_tile = 2 * t.kv_tile, more_rows = t.absorbed_rows + t.row_lanes;
   if (int64_t needs = absorbed_bytes(p, t.absorbed_rows, wider_tile); needs > tile_budget(m)) {

@@ -31,7 +31,22 @@ struct Problem {
   int64_t s_kv;              // keys of a sequence, the new ones included
 };
 
-// Blocks chosen for a layer on a machine; the same for every call, so that a sequence's bits never depend on its batch.
+// One attention path on an AI core of an Ascend. rows x kv_tile scores lie in L0C; both AIVs take half of the rows each.
+struct AscendBlocks {
+  int32_t rows;              // query rows that share a pass over the KV tiles; a multiple of 16
+  int32_t kv_tile;           // keys a tile holds; a multiple of 16
+  int32_t kv_buffers;        // KV tiles in L1: 3, or 2
+  int32_t p_in_rope;         // 1: P takes the place of the rope columns of its KV tile, which QK has used up
+  int32_t qk_k_block;        // columns of q and K that one step of QK holds in L0A, L0B
+  int32_t pv_k_block;        // keys of P and V that one step of PV holds in L0A, L0B
+  int32_t pv_n_block;        // columns of V of that step
+  int32_t pv_columns;        // columns of P V that are in L0C and UB at a time
+  int32_t l0c_out_buffers;   // copies of them in L0C
+  int32_t ub_out_buffers;    // copies of them in UB
+};
+
+// Blocks chosen for a layer on a machine. On a CPU the same for every call, so that a sequence's bits never depend on its
+// batch; on Ascend the configuration follows the shape of the call.
 struct TilingData {
   // attention, both paths
   int32_t kv_tile;           // keys a tile holds
@@ -49,12 +64,25 @@ struct TilingData {
   // projections
   int32_t gemm_k_block;      // K elements a weight panel block holds
   int32_t gemm_rows;         // activation rows of one work item
+  // Ascend; 0 on a CPU. kv_tile, absorbed_rows and q_tile above repeat what the blocks below say.
+  int32_t num_cores;         // AICs, each with two AIVs
+  int32_t expanded_splits;   // KV splits of a sequence on the expanded path at the most; 1 on a CPU
+  AscendBlocks absorbed;
+  AscendBlocks expanded;     // rows are tokens of one head
+  int32_t expand_on_chip;    // 1: K and V of a tile are decompressed in place; 0: once, through a workspace in L2
+  int32_t expand_k_block;    // rows of W_UK, W_UV in L1 at a time; kv_lora_rank: they stay for the whole pass
+  int32_t rope_rows;         // rope_mode full: rows of the table in UB at a time; s_kv: it stays for the whole pass
+  int32_t gemm_base_m;       // projections: block of the result in L0C ..
+  int32_t gemm_base_n;
+  int32_t gemm_base_k;       // .. and of K in L0A, L0B
+  int32_t gemm_step_k;       // K elements in L1 at a time
+  int32_t epilog_through_l2; // 1: attention outputs go through L2 into W_o; 0: they stay on chip
 };
 
 // How one sequence is cut; a pure function of its own lengths.
 struct SeqTiling {
   int32_t path;              // AttentionPath
-  int32_t num_splits;        // absorbed: KV splits
+  int32_t num_splits;        // KV splits
   int64_t split_len;         // keys a split holds, a multiple of kv_tile; the last one may hold less
 };
 
