@@ -7,6 +7,11 @@
 
 namespace flashmla {
 
+// How one sequence of s_q new tokens and s_kv keys (the new ones included) is cut; a function of its own lengths alone:
+// neither the batch nor the number of threads or cores enters. hidden_size 0 (the bare attention operator: no
+// projections) and s_q or s_kv 0 are legal; the bare operator always takes the absorbed path.
+SeqTiling make_seq_tiling(const Problem& problem, const TilingData& tiling, int64_t s_q, int64_t s_kv);
+
 struct Tile {
   int64_t start;
   int64_t length;

@@ -65,6 +65,13 @@ TilingData make_tiling(const Problem& problem, const Machine& machine) {
   return machine.kind == kCpu ? make_cpu_tiling(problem, machine) : make_ascend_tiling(problem, machine);
 }
 
+int64_t kv_splits(const TilingData& tiling, int64_t s_kv, int64_t work_items) {
+  const int64_t splits = clamp(s_kv / tiling.split_min, 1, std::max<int64_t>(1, work_items));
+  // On a CPU the split may not depend on the cores, so it shares evenly among 2, 4, 8 .. of them: 3 splits would leave one
+  // of two cores idle for a third of the time.
+  return tiling.num_cores > 0 ? splits : int_math::floor_pow2(splits);
+}
+
 SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_q, int64_t s_kv) {
   const int64_t lanes = tiling.row_lanes;
   const int64_t rows = s_q * (p.num_heads / p.num_kv_heads);  // rows that share a latent
@@ -86,13 +93,11 @@ SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_
     seq.path = expanded_cost < absorbed_cost ? kExpanded : kAbsorbed;
   }
 
-  // Row groups already are work for the cores: splits only fill up to max_splits work items. A power of two shares
-  // evenly among 2, 4, 8 .. cores, where 3 splits would leave one of two cores idle for half the time.
+  // Row groups already are work for the cores: splits only fill up to the work items of a sequence.
   const int64_t row_groups = seq.path == kAbsorbed ? tile_count(rows, tiling.absorbed_rows) * p.num_kv_heads
                                                    : tile_count(s_q, tiling.q_tile) * p.num_heads;
   const int64_t items = seq.path == kAbsorbed ? tiling.max_splits : tiling.expanded_splits;
-  const int64_t most = std::max<int64_t>(1, items / std::max<int64_t>(1, row_groups));
-  const int64_t splits = int_math::floor_pow2(clamp(s_kv / tiling.split_min, 1, most));
+  const int64_t splits = kv_splits(tiling, s_kv, items / std::max<int64_t>(1, row_groups));
   seq.split_len = align_up(std::max<int64_t>(1, ceil_div(s_kv, splits)), tiling.kv_tile);
   seq.num_splits = static_cast<int32_t>(std::max<int64_t>(1, tile_count(s_kv, seq.split_len)));
   return seq;

@@ -17,11 +17,6 @@ namespace flashmla {
 // Throws std::invalid_argument that names the field for an illegal Problem, or a dtype that the machine does not do.
 TilingData make_tiling(const Problem& problem, const Machine& machine);
 
-// How one sequence of s_q new tokens and s_kv keys (the new ones included) is cut; a function of its own lengths alone:
-// neither the batch nor the number of threads or cores enters. hidden_size 0 (the bare attention operator: no
-// projections) and s_q or s_kv 0 are legal; the bare operator always takes the absorbed path.
-SeqTiling make_seq_tiling(const Problem& problem, const TilingData& tiling, int64_t s_q, int64_t s_kv);
-
 // Memory that a stage holds at one time. `bytes` counts all copies.
 struct Buffer {
   std::string stage;   // buffers of one stage live together; stages follow each other

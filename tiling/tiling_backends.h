@@ -11,6 +11,9 @@ namespace flashmla {
 TilingData make_cpu_tiling(const Problem& problem, const Machine& machine);
 TilingData make_ascend_tiling(const Problem& problem, const Machine& machine);
 
+// KV splits of s_kv keys when `work_items` are left for them: at least split_min keys each.
+int64_t kv_splits(const TilingData& tiling, int64_t s_kv, int64_t work_items);
+
 // Every buffer of the blocks in `tiling`, all stages.
 std::vector<Buffer> cpu_buffers(const Problem& problem, const Machine& machine, const TilingData& tiling);
 std::vector<Buffer> ascend_buffers(const Problem& problem, const Machine& machine, const TilingData& tiling);

@@ -199,11 +199,18 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
                               std::to_string(t.absorbed_rows) + " already");
   }
 
-  // The rows of a sequence that exceed absorbed_rows read its keys again, the token groups of the expanded path too.
-  const int64_t row_bytes = latent_width(p) * dtype_bytes(p.cache_dtype);
+  // Rows beyond absorbed_rows pass over the keys again, and so does each head of the expanded path; what L2 does not keep is read
+  // from memory anew.
+  const bool absorbed = report->seq.path == kAbsorbed;
   const int64_t rows = p.s_q * (p.num_heads / p.num_kv_heads);
-  const int64_t passes = report->seq.path == kAbsorbed ? tile_count(rows, t.absorbed_rows) : p.num_heads * tile_count(p.s_q, t.token_group);
-  report->bytes_read = report->least_bytes + static_cast<double>(std::max<int64_t>(0, passes - 1)) * p.batch * p.num_kv_heads * p.s_kv * row_bytes;
+  const int64_t passes = absorbed ? tile_count(rows, t.absorbed_rows) : p.num_heads * tile_count(p.s_q, t.token_group);
+  const int64_t key_bytes = p.s_kv * p.num_kv_heads * latent_width(p) * dtype_bytes(p.cache_dtype);
+  report->bytes_read = report->least_bytes;
+  if (passes > 1 && key_bytes > tile_budget(m) * m.cores) {
+    report->bytes_read += static_cast<double>(passes - 1) * p.batch * key_bytes;
+    report->reasons.push_back(std::to_string(passes) + " passes over the keys of a sequence, " + kib_text(key_bytes) +
+                              " each: more than L2 keeps, so that memory may be read again (a last-level cache may save it)");
+  }
 }
 
 }  // namespace flashmla

@@ -1,0 +1,342 @@
+// Blocks of the Ascend kernel: candidates -> compare by predicted cycles -> one printable configuration.
+#include <cstdio>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "tiling/ascend_attention.h"
+#include "tiling/ascend_projections.h"
+#include "tiling/int_math.h"
+#include "tiling/tiling_backends.h"
+
+namespace flashmla {
+
+using namespace int_math;
+
+namespace {
+
+constexpr int64_t kFractal = 16;
+constexpr int32_t kKvTiles[] = {256, 128, 64, 32, 16};
+constexpr int32_t kRows[] = {128, 96, 64, 48, 32, 16};
+constexpr int64_t kExpandKBlocks[] = {512, 256, 128, 64, 32, 16};
+constexpr int64_t kTilesOfASplit = 4;  // below, filling the pipeline and merging outweigh the idle core
+
+int64_t fractals(int64_t n) { return align_up(n, kFractal); }
+bool takes_path(const Problem& p, int32_t path) {
+  return path == kAbsorbed ? p.rope_mode == kRopeDecoupled : p.hidden_size > 0;
+}
+
+PassShape absorbed_shape(const Problem& p) {
+  PassShape s;
+  s.stage = "absorbed";
+  s.most_rows = std::max<int64_t>(1, p.s_q * (p.num_heads / p.num_kv_heads));
+  s.d_v = fractals(p.kv_lora_rank);
+  s.d_rope = fractals(p.qk_rope_head_dim);
+  s.d_qk = s.d_v + s.d_rope;
+  s.v_is_k = true;
+  return s;
+}
+
+PassShape expanded_shape(const Problem& p, bool on_chip) {
+  PassShape s;
+  s.stage = "expanded";
+  s.most_rows = std::max<int64_t>(1, p.s_q);
+  s.k_columns = fractals(p.qk_nope_head_dim);
+  s.d_rope = fractals(p.qk_rope_head_dim);
+  s.d_qk = s.k_columns + s.d_rope;
+  s.d_v = fractals(p.v_head_dim);
+  s.on_chip = on_chip;
+  s.rotate = on_chip && p.rope_mode == kRopeFull;
+  s.latent = fractals(p.kv_lora_rank);
+  return s;
+}
+
+PassShape chosen_expanded_shape(const Problem& p, const TilingData& t) { return expanded_shape(p, t.expand_on_chip != 0); }
+
+PassBlocks expanded_blocks(const TilingData& t) {
+  return {t.expanded, t.expand_on_chip ? t.expand_k_block : 0, t.expand_on_chip ? t.rope_rows : 0};
+}
+
+// The passes that a core runs one after the other, and where their tiles come from.
+struct PassCost {
+  double cycles = 0;
+  double tile_cycles = 0;
+};
+
+PassCost pass_cost(const Problem& p, const PassShape& s, const PassBlocks& blocks, const Machine& m) {
+  const AscendBlocks& b = blocks.attention;
+  const int64_t heads = s.v_is_k ? p.num_kv_heads : p.num_heads;
+  const int64_t groups = heads * ceil_div(s.most_rows, b.rows);
+  const int64_t batch = std::max<int64_t>(1, p.batch);
+  TilingData t{};
+  t.num_cores = m.cores;
+  t.split_min = static_cast<int32_t>(kTilesOfASplit * b.kv_tile);
+  const int64_t splits = kv_splits(t, p.s_kv, m.cores / (batch * groups));
+  const int64_t items = batch * groups * splits;
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(ceil_div(p.s_kv, splits), b.kv_tile));
+
+  // HBM is shared by the cores that read; what another row group has read before comes from L2 when it stays there.
+  const double cycles_per_s = m.freq_mhz * 1e6;
+  const double hbm = m.dram_gb_per_s * 1e9 * m.hbm_efficiency / std::min<int64_t>(items, m.cores) / cycles_per_s;
+  const double row_bytes = 2.0 * (s.on_chip || s.v_is_k ? p.kv_lora_rank + p.qk_rope_head_dim : heads * (s.d_qk + s.d_v));
+  const bool stays_in_l2 = batch * p.s_kv * row_bytes < 0.5 * m.l2_bytes;
+  const double sharing = s.on_chip || s.v_is_k ? groups : ceil_div(s.most_rows, b.rows);
+  const double from_hbm = stays_in_l2 ? 1 / sharing : 1;
+  PassLoad load;
+  load.gm_bytes_per_cycle = 1 / (from_hbm / std::min<double>(hbm, m.l2_bytes_per_cycle) + (1 - from_hbm) / m.l2_bytes_per_cycle);
+  load.copies_a_tile = s.on_chip || s.v_is_k ? ceil_div(b.kv_tile, p.block_size) : 2;
+
+  PassCost cost;
+  cost.tile_cycles = tile_cycles(s, blocks, load, m);
+  // QK runs a tile ahead of PV: a pass takes two tiles more than it has.
+  cost.cycles = ceil_div(items, m.cores) * (tiles + 2) * cost.tile_cycles;
+  return cost;
+}
+
+// What on_chip needs beside the attention blocks: as much of the weights and of the rope table as fits. False when nothing fits.
+bool fit_pass(const Problem& p, const PassShape& s, const Machine& m, PassBlocks* blocks) {
+  if (!s.on_chip) return pass_fits(s, *blocks, m);
+  const int64_t tile_rows = ceil_div(blocks->attention.kv_tile, m.vectors_per_core);
+  auto fits = [&](int64_t k_block, int64_t rope_rows) {
+    blocks->expand_k_block = k_block;
+    blocks->rope_rows = s.rotate ? rope_rows : 0;
+    return pass_fits(s, *blocks, m);
+  };
+  if (fits(s.latent, std::max(p.s_kv, tile_rows)) || fits(s.latent, tile_rows)) return true;
+  for (int64_t k_block : kExpandKBlocks) {
+    if (k_block < s.latent && fits(k_block, tile_rows)) return true;
+  }
+  return false;
+}
+
+struct Choice {
+  bool found = false;
+  PassBlocks blocks;
+  PassCost cost{std::numeric_limits<double>::infinity(), 0};
+};
+
+// The best of the variants of one (rows, kv_tile): copies and columns of P V, KV buffers.
+Choice best_variant(const Problem& p, const PassShape& s, const Machine& m, int32_t rows, int32_t kv_tile, int32_t only_buffers = 0) {
+  Choice best;
+  for (int32_t kv_buffers : {3, 2}) {
+    if (only_buffers != 0 && kv_buffers != only_buffers) continue;
+    for (int64_t parts : {1, 2, 4}) {
+      for (int32_t copies : {3, 2, 1, 0}) {  // bits: two copies in UB, two in L0C
+        PassBlocks blocks;
+        AscendBlocks& b = blocks.attention;
+        b.rows = rows;
+        b.kv_tile = kv_tile;
+        b.kv_buffers = kv_buffers;
+        b.p_in_rope = s.v_is_k && rows <= s.d_rope;
+        b.pv_columns = static_cast<int32_t>(fractals(ceil_div(s.d_v, parts)));
+        b.l0c_out_buffers = 1 + (copies & 1);
+        b.ub_out_buffers = 1 + (copies >> 1);
+        fill_l0_steps(s, m, &b);
+        if (!fit_pass(p, s, m, &blocks)) continue;
+        PassCost cost = pass_cost(p, s, blocks, m);
+        // A single copy makes cube and vector wait for each other at every hand-over of P V.
+        const double handover = (b.l0c_out_buffers == 1) + (b.ub_out_buffers == 1);
+        cost.cycles *= 1 + 0.02 * handover;
+        if (cost.cycles < best.cost.cycles) best = {true, blocks, cost};
+      }
+    }
+  }
+  return best;
+}
+
+Choice best_blocks(const Problem& p, const PassShape& s, const Machine& m) {
+  Choice best;
+  for (int32_t kv_tile : kKvTiles) {
+    if (kv_tile > kFractal && kv_tile / 2 >= p.s_kv) continue;  // at least half a tile is real
+    for (int32_t rows : kRows) {
+      if (rows > kFractal && rows > fractals(s.most_rows)) continue;
+      Choice choice = best_variant(p, s, m, rows, kv_tile);
+      if (choice.cost.cycles < best.cost.cycles) best = choice;
+    }
+  }
+  if (!best.found) {
+    PassBlocks least;
+    least.attention = {kRows[5], kKvTiles[4], 2, 0, 0, 0, 0, static_cast<int32_t>(fractals(ceil_div(s.d_v, 4))), 1, 1};
+    fill_l0_steps(s, m, &least.attention);
+    if (s.on_chip) least.expand_k_block = kFractal;
+    throw std::invalid_argument(std::string("the smallest tiles of the ") + s.stage + " path do not fit " + m.name + ": 16 rows x 16 keys " +
+                                overflow(pass_buffers(s, least, m)));
+  }
+  return best;
+}
+
+// What decompressing through a workspace costs once: the products of every head, K and V written to L2.
+double workspace_cycles(const Problem& p, const PassShape& s, const Machine& m) {
+  const double keys = static_cast<double>(std::max<int64_t>(1, p.batch)) * p.s_kv * p.num_heads / m.cores;
+  const double columns = s.k_columns + s.d_v;
+  return keys * std::max(s.latent * columns / m.macs_per_cycle_b16, 2 * columns / m.l2_bytes_per_cycle) + m.barrier_cycles;
+}
+
+void check_dtypes(const Problem& p, const Machine& m) {
+  const std::pair<const char*, int32_t> dtypes[] = {{"act_dtype", p.act_dtype}, {"weight_dtype", p.weight_dtype}, {"cache_dtype", p.cache_dtype}};
+  for (const auto& [field, dtype] : dtypes) {
+    if (dtype == kFloat32) throw std::invalid_argument(std::string(field) + " is float32; on " + m.name + " it must be float16 or bfloat16");
+  }
+}
+
+// K and V of workspace_heads heads of a sequence, and of the next ones; in L2 when they fit there.
+Buffer workspace_buffer(const Problem& p, const Machine& m, const TilingData& t) {
+  const PassShape s = expanded_shape(p, false);
+  const int64_t columns = int64_t{t.workspace_heads} * (s.k_columns + s.d_v);
+  Buffer b;
+  b.stage = s.stage;
+  b.name = "k, v workspace";
+  b.shape = "[" + std::to_string(p.s_kv) + ", " + std::to_string(columns) + "] 16-bit";
+  b.copies = 2;
+  b.bytes = b.copies * 2 * p.s_kv * columns;
+  const bool in_l2 = b.bytes <= m.l2_bytes;
+  b.memory = in_l2 ? "L2" : "HBM";
+  b.capacity = in_l2 ? m.l2_bytes : m.dram_bytes;
+  return b;
+}
+
+}  // namespace
+
+TilingData make_ascend_tiling(const Problem& p, const Machine& m) {
+  check_dtypes(p, m);
+  TilingData t{};
+  t.num_cores = m.cores;
+  t.row_lanes = kFractal;
+
+  if (takes_path(p, kAbsorbed)) t.absorbed = best_blocks(p, absorbed_shape(p), m).blocks.attention;
+  if (takes_path(p, kExpanded)) {
+    Choice choice = best_blocks(p, expanded_shape(p, true), m);
+    t.expand_on_chip = 1;
+    if (p.s_q > choice.blocks.attention.rows) {  // one pass over the keys gains nothing from a workspace
+      const PassShape shape = expanded_shape(p, false);
+      const Choice workspace = best_blocks(p, shape, m);
+      t.expand_on_chip = choice.cost.cycles <= workspace.cost.cycles + workspace_cycles(p, shape, m);
+      if (!t.expand_on_chip) choice = workspace;
+    }
+    t.expanded = choice.blocks.attention;
+    // Query tiles of as many heads as give every core one.
+    const int64_t q_tiles = ceil_div(std::max<int64_t>(1, p.s_q), t.expanded.rows);
+    t.workspace_heads = t.expand_on_chip ? 0 : static_cast<int32_t>(clamp(ceil_div(m.cores, q_tiles), 1, p.num_heads));
+    t.expand_k_block = static_cast<int32_t>(choice.blocks.expand_k_block);
+    t.rope_rows = static_cast<int32_t>(choice.blocks.rope_rows);
+  }
+
+  t.absorbed_rows = t.absorbed.rows;
+  t.q_tile = t.expanded.rows;
+  t.kv_tile = takes_path(p, kAbsorbed) ? t.absorbed.kv_tile : t.expanded.kv_tile;
+  t.split_min = static_cast<int32_t>(kTilesOfASplit * t.kv_tile);
+  t.max_splits = static_cast<int32_t>(std::max<int64_t>(1, m.cores / std::max<int64_t>(1, p.batch)));
+  t.expanded_splits = t.max_splits;
+  if (p.hidden_size > 0) choose_projections(p, m, &t);
+  return t;
+}
+
+std::vector<Buffer> ascend_buffers(const Problem& p, const Machine& m, const TilingData& t) {
+  std::vector<Buffer> list;
+  auto append = [&list](std::vector<Buffer> more) { list.insert(list.end(), more.begin(), more.end()); };
+  if (takes_path(p, kAbsorbed)) append(pass_buffers(absorbed_shape(p), {t.absorbed, 0, 0}, m));
+  if (takes_path(p, kExpanded)) {
+    append(pass_buffers(chosen_expanded_shape(p, t), expanded_blocks(t), m));
+    if (!t.expand_on_chip) list.push_back(workspace_buffer(p, m, t));
+    append(projection_buffers(t, m));
+  }
+  return list;
+}
+
+namespace {
+
+// Why the next larger (rows, kv_tile, copies) was not taken: it does not fit even with the fewest buffers, or is predicted slower.
+std::string refusal(const Problem& p, const PassShape& s, const PassBlocks& taken, const Machine& m, const std::string& what, int32_t rows,
+                    int32_t kv_tile, int32_t kv_buffers) {
+  const Choice larger = best_variant(p, s, m, rows, kv_tile, kv_buffers);
+  if (larger.found) {
+    const double ratio = larger.cost.cycles / pass_cost(p, s, taken, m).cycles;
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f", ratio);
+    return what + " fits, but is predicted to take " + text + " times as long at this shape";
+  }
+  PassBlocks smallest = taken;
+  AscendBlocks& b = smallest.attention;
+  b.rows = rows;
+  b.kv_tile = kv_tile;
+  b.kv_buffers = kv_buffers == 0 ? 2 : kv_buffers;
+  b.p_in_rope = s.v_is_k && rows <= s.d_rope;
+  b.l0c_out_buffers = b.ub_out_buffers = 1;
+  b.pv_columns = static_cast<int32_t>(fractals(ceil_div(s.d_v, 4)));
+  if (s.on_chip) smallest.expand_k_block = kFractal;
+  if (s.rotate) smallest.rope_rows = kv_tile / m.vectors_per_core;
+  fill_l0_steps(s, m, &b);
+  return what + " " + overflow(pass_buffers(s, smallest, m));
+}
+
+void explain_pass(const Problem& p, const PassShape& s, const PassBlocks& taken, const Machine& m, TilingReport* report) {
+  const AscendBlocks& b = taken.attention;
+  auto reason = [&](const std::string& what, int32_t rows, int32_t kv_tile, int32_t buffers) {
+    report->reasons.push_back(refusal(p, s, taken, m, what, rows, kv_tile, buffers));
+  };
+  bool fits = true;  // up to the first larger tile that does not fit
+  for (int32_t larger = 2 * b.kv_tile; fits && larger <= 4 * kKvTiles[0]; larger *= 2) {
+    fits = best_variant(p, s, m, b.rows, larger).found;
+    reason("kv_tile " + std::to_string(larger), b.rows, larger, 0);
+  }
+  for (int32_t i = 1; i < 6; ++i) {
+    if (kRows[i] == b.rows && fractals(s.most_rows) > b.rows) reason("rows " + std::to_string(kRows[i - 1]), kRows[i - 1], b.kv_tile, 0);
+  }
+  if (fractals(s.most_rows) <= b.rows) report->reasons.push_back("rows " + std::to_string(b.rows) + " already hold all rows of a sequence");
+  if (b.kv_buffers == 2) reason("a third KV buffer", b.rows, b.kv_tile, 3);
+  if (b.p_in_rope) report->reasons.push_back("p takes the place of the rope columns of its KV tile: no L1 of its own");
+
+  const std::pair<const char*, std::pair<int64_t, const char*>> blocks[] = {
+      {"rows", {b.rows, "query rows that share a pass over the KV tiles"}},
+      {"kv_tile", {b.kv_tile, "keys of a tile"}},
+      {"kv_buffers", {b.kv_buffers, "KV tiles in L1"}},
+      {"qk_k_block", {b.qk_k_block, "columns of a QK step in L0A, L0B"}},
+      {"pv_k_block", {b.pv_k_block, "keys of a PV step in L0A, L0B"}},
+      {"pv_n_block", {b.pv_n_block, "columns of V of a PV step"}},
+      {"pv_columns", {b.pv_columns, "columns of P V in L0C and UB at a time"}},
+  };
+  for (const auto& [name, entry] : blocks) report->blocks.push_back({std::string(s.stage) + "." + name, entry.first, entry.second});
+}
+
+void explain_expansion(const Problem& p, const PassShape& s, const Machine& m, TilingReport* report) {
+  const TilingData& t = report->tiling;
+  const int64_t repeats = ceil_div(s.most_rows, t.expanded.rows);
+  report->blocks.push_back({"expand_on_chip", t.expand_on_chip, "1: K and V decompressed per tile; 0: once, through a workspace"});
+  if (!t.expand_on_chip) {
+    report->reasons.push_back("K and V go through a workspace: " + std::to_string(repeats) +
+                              " query tiles would each decompress every KV tile again");
+    report->blocks.push_back({"workspace_heads", t.workspace_heads, "heads whose K and V the workspace holds at a time"});
+    return;
+  }
+  report->blocks.push_back({"expand_k_block", t.expand_k_block, "rows of W_UK, W_UV in L1 at a time"});
+  const int64_t weights = 2 * s.latent * (s.k_columns + s.d_v);
+  report->reasons.push_back(t.expand_k_block >= s.latent ? "W_UK and W_UV of a head (" + kib_text(weights) + ") stay in L1"
+                                                         : "W_UK and W_UV of a head need " + kib_text(weights) + " beside the tiles of L1, capacity " +
+                                                               kib_text(m.l1_bytes) + ": they pass in blocks");
+  if (!s.rotate) return;
+  report->blocks.push_back({"rope_rows", t.rope_rows, "rows of the rope table in UB at a time"});
+  const int64_t table = 4 * p.s_kv * s.k_columns;
+  report->reasons.push_back(t.rope_rows >= p.s_kv ? "the rope table (" + kib_text(table) + ") stays in UB"
+                                                  : "the rope table needs " + kib_text(table) + " beside the tiles of UB, capacity " +
+                                                        kib_text(m.ub_bytes) + ": it passes with the tiles");
+}
+
+}  // namespace
+
+void explain_ascend(const Problem& p, const Machine& m, TilingReport* report) {
+  const TilingData& t = report->tiling;
+  const bool absorbed = report->seq.path == kAbsorbed;
+  const PassShape s = absorbed ? absorbed_shape(p) : chosen_expanded_shape(p, t);
+  report->bytes_read = report->least_bytes;
+  explain_pass(p, s, absorbed ? PassBlocks{t.absorbed, 0, 0} : expanded_blocks(t), m, report);
+  if (!absorbed) explain_expansion(p, s, m, report);
+  if (p.hidden_size > 0) explain_projections(p, m, report);
+
+  // Passes over the same keys by other rows read HBM again when the keys of the batch do not stay in L2.
+  const double row = 2.0 * p.num_kv_heads * (p.kv_lora_rank + p.qk_rope_head_dim);
+  const double cache = p.batch * static_cast<double>(p.s_kv) * row;
+  const int64_t passes = ceil_div(s.most_rows, absorbed ? t.absorbed.rows : t.expanded.rows) * (absorbed || !t.expand_on_chip ? 1 : p.num_heads);
+  if (cache > 0.5 * m.l2_bytes && passes > 1) report->bytes_read += (passes - 1) * cache;
+}
+
+}  // namespace flashmla
