@@ -17,10 +17,15 @@ cxx=${CXX:-g++}
 # The one list of sources. A unit isa_<name>.cc holds the kernel for one instruction set, and unit_flags gives it that set; no other
 # unit may hold an instruction that an older processor lacks.
 sources=(
-  op_proto/flash_mla_proto.cc
+  op_proto/op_proto.cc
   tiling/machine.cc
   tiling/tiling.cc
-  tiling/print.cc
+  tiling/tiling_cpu.cc
+  tiling/tiling_ascend.cc
+  tiling/ascend_attention.cc
+  tiling/ascend_projections.cc
+  tiling/tiling_report.cc
+  tiling/tiling_c_api.cc
   op_impl/cpu/thread_pool.cc
   op_impl/cpu/scratch.cc
   op_impl/cpu/dispatch.cc
