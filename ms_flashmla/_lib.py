@@ -1,0 +1,94 @@
+"""The shared library through ctypes: one place that knows its C API (op_impl/cpu/c_api.cc) and which backend runs."""
+
+import ctypes
+import functools
+import json
+import os
+
+from ._check import as_int
+
+_INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+def library_path():
+    """Absolute path of libms_flashmla.so, beside this package; it may not exist yet."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", "libms_flashmla.so")
+
+
+@functools.lru_cache(maxsize=None)
+def library():
+    """The loaded library (ctypes.CDLL). RuntimeError when it was not built."""
+    path = library_path()
+    if not os.path.exists(path):
+        raise RuntimeError(f"{path} is missing; build it with `bash build.sh lib`")
+    lib = ctypes.CDLL(path)
+    for name in ("fm_last_error", "fm_isa", "fm_proto_json"):
+        getattr(lib, name).restype = ctypes.c_char_p
+        getattr(lib, name).argtypes = []
+    lib.fm_set_num_threads.argtypes = [ctypes.c_int]
+    # num_blocks, block_size, batch, max_blocks, block_table, q_seq_lens, context_lens, num_tokens, tokens_per_seq, max_positions, index_topk
+    lib.fm_check_batch.argtypes = [_INT64] * 4 + [_POINTER] * 3 + [_INT64] * 4
+    return lib
+
+
+def last_error():
+    """Text of the last failure of a kernel or a check, "" before any."""
+    return library().fm_last_error().decode("utf-8", "replace")
+
+
+def set_num_threads(n):
+    """Threads the kernels use from the next call on, at least 1. Raises TypeError or ValueError for anything else.
+
+    The start value is MS_FLASHMLA_NUM_THREADS, or the number of processors.
+    """
+    if library().fm_set_num_threads(as_int("n", n, 1, 2**31 - 1)):
+        raise ValueError(f"n: {last_error()}")
+
+
+def num_threads():
+    """Threads the kernels use. ValueError when MS_FLASHMLA_NUM_THREADS is not a number of threads."""
+    threads = library().fm_num_threads()
+    if threads < 1:
+        raise ValueError(last_error())
+    return threads
+
+
+def isa():
+    """"avx512", "avx2" or "generic": what the kernels run with. ValueError when MS_FLASHMLA_ISA names one that is unknown or that this
+    processor lacks."""
+    name = library().fm_isa()
+    if name is None:
+        raise ValueError(last_error())
+    return name.decode()
+
+
+@functools.lru_cache(maxsize=None)
+def proto(op):
+    """{"name", "inputs", "outputs", "attrs"} of an operator: the C++ list, the only one there is."""
+    ops = {entry["name"]: entry for entry in json.loads(library().fm_proto_json().decode())["ops"]}
+    return ops[op]
+
+
+def require_backend():
+    """Checks that the backend which the environment and MindSpore's device_target ask for is here.
+
+    Returns the library path for ops.Custom. ValueError for an unknown MS_FLASHMLA_IMPL, MS_FLASHMLA_ISA or
+    MS_FLASHMLA_NUM_THREADS, RuntimeError for a backend that is not
+    installed.
+    """
+    from mindspore import get_context
+
+    implementation = os.environ.get("MS_FLASHMLA_IMPL", "cpu")
+    if implementation not in ("cpu", "twin"):
+        raise ValueError(f"MS_FLASHMLA_IMPL: {implementation!r} is not allowed; it must be 'cpu' or 'twin'")
+    if implementation == "twin":
+        raise RuntimeError("MS_FLASHMLA_IMPL: the twin of the Ascend kernel is not installed; use 'cpu'")
+    if get_context("device_target") != "CPU":
+        raise RuntimeError(f"device_target {get_context('device_target')}: the Ascend package of ms_flashmla is not installed; use device_target 'CPU'")
+    isa(), num_threads()  # their environment variables fail here, before anything is built
+    return library_path()
+
+
+def address(array):
+    """Where a numpy array's data starts, as an int for a pointer argument."""
+    return array.__array_interface__["data"][0]
