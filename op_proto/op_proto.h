@@ -1,0 +1,35 @@
+// WHAT the operators are: inputs, outputs, attributes, legal dtypes, shape and dtype inference, argument checks.
+// Framework-free: MindSpore's AOT entry, the Python registration and the CANN registration all read these lists.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "op_proto/op_list.h"
+
+namespace flashmla {
+
+using Shape = std::vector<int64_t>;  // -1 is a dimension not known yet, {-2} a rank not known yet
+
+struct TensorDesc {
+  bool present = false;
+  int32_t dtype = kFloat32;  // DType, or -1 for one that no operator takes
+  Shape shape;
+};
+
+// Shapes and dtypes of the outputs; inputs in the order of the list. They throw std::runtime_error with words that
+// name the argument when a rank is wrong; unknown dimensions pass through.
+Shape infer_flash_mla_shape(const Shape &hidden_states);
+std::vector<Shape> infer_flash_mla_with_kvcache_shape(const Shape &q, int64_t head_dim_v);
+std::vector<Shape> infer_merge_attention_states_shape(const Shape &out_a, const Shape &lse_a);
+
+// Every argument's rank, shape and dtype, all dimensions known. "" when legal, else the text of the error.
+std::string check_flash_mla(const std::vector<TensorDesc> &inputs, const FlashMLAAttrs &attrs);
+std::string check_flash_mla_with_kvcache(const std::vector<TensorDesc> &inputs, const FlashMLAWithKVCacheAttrs &attrs);
+std::string check_merge_attention_states(const std::vector<TensorDesc> &inputs);
+
+// The lists above as JSON, from which the Python side builds its registration.
+const std::string &proto_json();
+
+}  // namespace flashmla
