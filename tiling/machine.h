@@ -22,7 +22,7 @@ struct Machine {
   int64_t l1_bytes = 0;  // per core
 
   // CPU
-  int64_t scratch_bytes = 0;     // memory beside weights and cache that a thread may hold
+  int64_t scratch_bytes = 0;     // memory beside weights and cache that a call may hold
   int32_t vector_lanes = 0;      // float32 lanes of a vector
   int32_t vector_registers = 0;  // CPU: of a core; Ascend: of an AIV
   int32_t accumulators = 0;      // vector registers that hold sums in QK, PV and GEMM

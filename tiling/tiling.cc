@@ -73,7 +73,7 @@ int64_t kv_splits(const TilingData& tiling, int64_t s_kv, int64_t work_items) {
 }
 
 SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_q, int64_t s_kv) {
-  const int64_t lanes = tiling.row_lanes;
+  const int64_t pad = tiling.row_pad;
   const int64_t rows = s_q * (p.num_heads / p.num_kv_heads);  // rows that share a latent
 
   SeqTiling seq{};
@@ -86,8 +86,8 @@ SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_
     // which is what makes few tokens dear there.
     AttentionFlops absorbed = attention_flops(p, kAbsorbed, s_q, s_kv);
     AttentionFlops expanded = attention_flops(p, kExpanded, s_q, s_kv);
-    double absorbed_padding = rows > 0 ? static_cast<double>(align_up(rows, lanes)) / rows : 1;
-    double expanded_padding = s_q > 0 ? static_cast<double>(align_up(s_q, lanes)) / s_q : 1;
+    double absorbed_padding = rows > 0 ? static_cast<double>(align_up(rows, pad)) / rows : 1;
+    double expanded_padding = s_q > 0 ? static_cast<double>(align_up(s_q, pad)) / s_q : 1;
     double absorbed_cost = absorbed.scores_and_values * absorbed_padding + absorbed.up_projection;
     double expanded_cost = expanded.scores_and_values * expanded_padding + expanded.up_projection;
     seq.path = expanded_cost < absorbed_cost ? kExpanded : kAbsorbed;

@@ -201,7 +201,7 @@ TilingData make_ascend_tiling(const Problem& p, const Machine& m) {
   check_dtypes(p, m);
   TilingData t{};
   t.num_cores = m.cores;
-  t.row_lanes = kFractal;
+  t.row_lanes = t.row_pad = kFractal;
 
   if (takes_path(p, kAbsorbed)) t.absorbed = best_blocks(p, absorbed_shape(p), m).blocks.attention;
   if (takes_path(p, kExpanded)) {

@@ -50,7 +50,8 @@ struct AscendBlocks {
 struct TilingData {
   // attention, both paths
   int32_t kv_tile;           // keys a tile holds
-  int32_t row_lanes;         // rows (head, token) packed side by side in the lanes of QK
+  int32_t row_lanes;         // rows (head, token) packed side by side in the lanes of QK, at the most
+  int32_t row_pad;           // rows are padded to a multiple of this
   // absorbed path: rows are (token, head) pairs that share the latent
   int32_t absorbed_rows;     // rows that share one pass over the KV tiles
   int32_t split_min;         // keys a KV split holds at least

@@ -1,0 +1,116 @@
+// Attention over the paged cache with KV splits, and the merge of what the splits found.
+#pragma once
+
+#include "op_impl/cpu/attend-inl.h"
+#include "tiling/tiles.h"
+
+namespace flashmla {
+namespace FLASHMLA_NS {
+
+// Rows that attend to one sequence: (token, head) pairs of one kv head. Split s of row i leaves its unnormalised output at
+// o[(s * rows + i) * ldo], its maximum and sum at m[s * rows + i] and l[...].
+struct AttentionRequest {
+  const int32_t *blocks;
+  int64_t sequence, kv_head;
+  int64_t rows, s_kv;
+  SeqTiling seq;
+  int64_t first_item, chunks;
+  float *o, *m, *l;
+};
+
+static inline int64_t split_rows(const AttentionRequest &r) { return r.rows * (r.seq.num_splits > 0 ? r.seq.num_splits : 1); }
+
+// Runs all (request, row chunk, split) items. load_query(request, row, buffer) gives a pointer to the row's [d_qk] float32
+// query, limit(request, row) the number of keys it sees.
+template <typename LoadQuery, typename Limit>
+static void attend_requests(Workers &workers, AttentionRequest *requests, int64_t count, const PagedCache &cache, int64_t d_v,
+                            float scale, const TilingData &t, const LoadQuery &load_query, const Limit &limit) {
+  const int64_t d_qk = cache.d;
+  const int64_t ld_tile = round_up(d_qk, kPanelAlign);
+  const int64_t ldo = round_up(d_v, kPanelAlign);
+  int64_t items = 0, rows_max = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    AttentionRequest &r = requests[i];
+    r.chunks = (r.rows + t.absorbed_rows - 1) / t.absorbed_rows;
+    r.first_item = items;
+    items += r.s_kv > 0 ? r.chunks * r.seq.num_splits : 0;
+    const int64_t rows = r.rows < t.absorbed_rows ? r.rows : t.absorbed_rows;
+    if (rows > rows_max) rows_max = rows;
+  }
+  struct PerThread { RowChunk chunk; float *tile, *query; int64_t packed; };
+  Scratch &scratch = workers.scratch();
+  PerThread *threads = scratch.alloc<PerThread>(workers.threads());
+  for (int i = 0; i < workers.threads(); ++i) {
+    threads[i].chunk = make_row_chunk(scratch.alloc<float>(row_chunk_floats(rows_max, d_qk, t.kv_tile)), rows_max, d_qk, d_v, t);
+    threads[i].tile = scratch.alloc<float>(t.kv_tile * ld_tile + kPanelAlign);
+    threads[i].query = scratch.alloc<float>(d_qk);
+    threads[i].packed = -1;
+  }
+  workers.run(items, [&](int64_t item, int thread) {
+    int64_t lo = 0, hi = count - 1;  // the last request that starts at or before the item and has items
+    while (lo < hi) {
+      const int64_t mid = (lo + hi + 1) / 2;
+      if (requests[mid].first_item <= item) lo = mid; else hi = mid - 1;
+    }
+    const AttentionRequest &r = requests[lo];
+    const int64_t split = (item - r.first_item) % r.seq.num_splits;
+    const int64_t first_row = (item - r.first_item) / r.seq.num_splits * t.absorbed_rows;
+    const int64_t rows = r.rows - first_row < t.absorbed_rows ? r.rows - first_row : t.absorbed_rows;
+    const int64_t state = split * r.rows + first_row;
+    PerThread &own = threads[thread];
+    RowChunk &chunk = own.chunk;
+    set_rows(chunk, rows, r.o + state * ldo, ldo, false);
+    const int64_t packed = item - split;  // queries stay packed over the splits of one chunk
+    for (int64_t i = 0; i < rows; ++i) {
+      set_state(chunk, i, limit(r, first_row + i), kMinusInf, 0.0f);
+      if (own.packed != packed) set_query(chunk, i, load_query(r, first_row + i, own.query), scale);
+    }
+    if (own.packed != packed) clear_unused_lanes(chunk);
+    own.packed = packed;
+    const Tile keys = split_at(r.seq, r.s_kv, int32_t(split));
+    attend(chunk, keys.start, keys.start + keys.length, t.kv_tile, [&](int64_t first, int64_t n) {
+      KvTile tile;
+      tile.k = gather_rows(cache, r.blocks, r.kv_head, first, n, ldo, own.tile, ld_tile, &tile.ldk);
+      tile.v = tile.k;
+      tile.ldv = tile.ldk;
+      return tile;
+    });
+    if (!chunk.started)
+      for (int64_t i = 0; i < rows; ++i) zero_row(chunk.o + i * ldo, ldo);
+    for (int64_t i = 0; i < rows; ++i) {
+      r.m[state + i] = chunk.m[i];
+      r.l[state + i] = chunk.l[i];
+    }
+  });
+}
+
+// out = sum_s w_s O_s / sum_s w_s l_s with w_s = exp(m_s - max m): the splits of one row become its output. Returns the
+// natural-log sum of exponentials; a row without keys gives 0 and +inf.
+static float combine(const AttentionRequest &r, int64_t row, float *out /* [ldo] */, int64_t ldo) {
+  float top = kMinusInf;
+  for (int64_t s = 0; s < r.seq.num_splits; ++s)
+    if (r.l[s * r.rows + row] > 0.0f || r.l[s * r.rows + row] != r.l[s * r.rows + row])
+      top = r.m[s * r.rows + row] > top ? r.m[s * r.rows + row] : top;
+  float sum = 0.0f;
+  bool any = false;
+  for (int64_t s = 0; s < r.seq.num_splits; ++s) {
+    const float l = r.l[s * r.rows + row];
+    if (l == 0.0f) continue;
+    const float weight = __builtin_expf(r.m[s * r.rows + row] - top);
+    const float *o = r.o + (s * r.rows + row) * ldo;
+    const VF w = set1(weight);
+    for (int64_t i = 0; i < ldo; i += kLanes) store(out + i, any ? fma(w, load(o + i), load(out + i)) : mul(w, load(o + i)));
+    sum += weight * l;
+    any = true;
+  }
+  if (!any) {
+    zero_row(out, ldo);
+    return __builtin_inff();
+  }
+  const VF inverse = set1(1.0f / sum);
+  for (int64_t i = 0; i < ldo; i += kLanes) store(out + i, mul(load(out + i), inverse));
+  return top + __builtin_logf(sum);
+}
+
+}  // namespace FLASHMLA_NS
+}  // namespace flashmla

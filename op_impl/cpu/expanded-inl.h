@@ -1,0 +1,192 @@
+// The expanded path, for many new tokens: K and V of one head at a time are decompressed from the latent, chunk by chunk,
+// into scratch that holds that head alone, and every query tile of the group passes over the chunk.
+#pragma once
+
+#include "op_impl/cpu/absorbed-inl.h"
+
+namespace flashmla {
+namespace FLASHMLA_NS {
+
+// Keys [begin, end) of one piece, at row `at` of the chunk's K and V.
+struct KeyRange { int64_t piece, begin, end, at; };
+
+struct ExpandedHead {
+  const float *w_uk;   // packed [rank][d_n] of the head, float32: the transpose of what the absorbed path reads
+  Storage w_uv;        // packed [d_v][rank] of the head, float32
+  float *k;            // [kv_chunk, ld_q]
+  float *v;            // [kv_chunk, ld_v]
+  float *o;            // [tokens, ld_v] running output of the head
+  float *m, *l;        // [tokens]
+};
+
+// W_UK of one head, [d_n][rank] in panels along rank, turned into panels along d_n; W_UV widened.
+static void prepare_weights(const Layer &layer, int64_t h, float *w_uk, float *w_uv) {
+  const PackedWeight uk = {layer.args.w_uk, h, 1, layer.rank, layer.d_n}, uv = {layer.args.w_uv, h, 1, layer.d_v, layer.rank};
+  const PackedWeight to = {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank};
+  layer.workers.run(uk.panels() + 1, [&](int64_t p, int thread) {
+    if (p == uk.panels()) {
+      if (uv.data.dtype != kFloat32) widen_any(w_uv, uv.data, uv.offset(0), uv.n_padded() * uv.k);
+      return;
+    }
+    float *line = layer.wide + thread * layer.tiling.gemm_k_block * kPanel;
+    const int64_t first = uk.column(p), count = layer.rank - first < uk.width(p) ? layer.rank - first : uk.width(p);
+    for (int64_t q = 0; q < to.panels(); ++q) {
+      const int64_t width = to.width(q);
+      for (int64_t i = 0; i < width; ++i) {
+        const int64_t n = to.column(q) + i;
+        if (n < layer.d_n) widen_any(line, uk.data, uk.offset(p) + n * uk.width(p), count); else zero_row(line, count);
+        float *dst = w_uk + to.offset(q) + first * width + i;
+        for (int64_t r = 0; r < count; ++r) dst[r * width] = line[r];
+      }
+    }
+  });
+}
+
+// k = [c W_UK | k_pe] (rotated over the whole head when rope_mode is full), v = c W_UV for a tile of keys.
+static void decompress_tile(const Layer &layer, const ExpandedHead &head, const Piece &piece, int64_t first, int64_t n, float *buffer,
+                            float *k, float *v, int thread) {
+  const int64_t d_c = layer.rank + layer.d_r;
+  int64_t ld;
+  const float *c = gather_rows(layer.args.cache, piece.blocks, 0, first, n, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
+  const GemmJob to_k = {c, ld, n, {{const_cast<float *>(head.w_uk), kFloat32}, 0, 1, layer.d_n, layer.rank},
+                        0, layer.rank, k, layer.ld_q(), false, nullptr};
+  const GemmJob to_v = {c, ld, n, {head.w_uv, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
+  gemm_all(to_k, layer.tiling, layer.wide, thread);
+  gemm_all(to_v, layer.tiling, layer.wide, thread);
+  for (int64_t j = 0; j < n; ++j) {
+    if (layer.rope_full) rope(k + j * layer.ld_q(), layer.rope_row(first + j), layer.rope_dim);
+    else copy_row(k + j * layer.ld_q() + layer.d_n, c + j * ld + layer.rank, layer.d_r);
+  }
+}
+
+// One query tile against the keys of a chunk; the first chunk starts the state, the last one writes the tile's output.
+static void attend_tile(const Layer &layer, const ExpandedHead &head, const TokenGroup &g, const Piece &piece, int64_t token, int64_t tokens,
+                        const KeyRange &keys, const float *q /* [tokens, ld] */, int64_t ld_q, RowChunk &chunk, float *query,
+                        float *out /* [tokens, ld_out] */, int64_t ld_out) {
+  const int64_t state = piece.row - g.row + token;
+  set_rows(chunk, tokens, head.o + state * layer.ld_v(), layer.ld_v(), keys.begin > 0);
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t position = piece.position + token + i;
+    copy_row(query, q + i * ld_q, layer.d_q());
+    rope(query + (layer.rope_full ? 0 : layer.d_n), layer.rope_row(position), layer.rope_dim);
+    set_query(chunk, i, query, layer.args.attrs.softmax_scale);
+    const bool first = keys.begin == 0;
+    set_state(chunk, i, position + 1, first ? kMinusInf : head.m[state + i], first ? 0.0f : head.l[state + i]);
+  }
+  clear_unused_lanes(chunk);
+  attend(chunk, keys.begin, keys.end, layer.tiling.kv_tile, [&](int64_t first, int64_t) {
+    const int64_t at = keys.at + first - keys.begin;
+    return KvTile{head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v()};
+  });
+  const bool done = keys.end > piece.position + token + tokens - 1;
+  for (int64_t i = 0; i < tokens; ++i) {
+    head.m[state + i] = chunk.m[i];
+    head.l[state + i] = chunk.l[i];
+    if (!done) continue;
+    const float inverse = 1.0f / chunk.l[i];
+    for (int64_t j = 0; j < layer.d_v; ++j) out[i * ld_out + j] = chunk.o[i * chunk.ldo + j] * inverse;
+  }
+}
+
+// The next chunk's key ranges, at most kv_chunk keys in all, each beginning at a multiple of kv_tile.
+static int64_t next_ranges(const TokenGroup &g, const TilingData &t, int64_t *piece, int64_t *begin, KeyRange *ranges, int64_t *keys) {
+  int64_t count = 0;
+  *keys = 0;
+  while (*piece < g.num_pieces) {
+    const int64_t s_kv = g.pieces[*piece].position + g.pieces[*piece].tokens;
+    const int64_t room = (t.kv_chunk - *keys) / t.kv_tile * t.kv_tile;
+    if (room == 0) break;
+    const int64_t end = s_kv - *begin < room ? s_kv : *begin + room;
+    ranges[count++] = {*piece, *begin, end, *keys};
+    *keys += round_up(end - *begin, t.kv_tile);
+    *begin = end == s_kv ? 0 : end;
+    if (end < s_kv) break;
+    ++*piece;
+  }
+  return count;
+}
+
+// All query tiles of one head over all chunks; out [tokens, ld_out] takes the head's output.
+static void attend_head(const Layer &layer, const TokenGroup &g, const ExpandedHead &head, const float *q, int64_t ld_q, float *out,
+                        int64_t ld_out, KeyRange *ranges, RowChunk *chunks, float *buffers, int64_t buffer_floats) {
+  const TilingData &t = layer.tiling;
+  int64_t piece = 0, begin = 0, keys = 0;
+  while (const int64_t count = next_ranges(g, t, &piece, &begin, ranges, &keys)) {
+    layer.workers.run(keys / t.kv_tile, [&](int64_t item, int thread) {
+      int64_t r = count - 1;
+      while (ranges[r].at > item * t.kv_tile) --r;
+      const int64_t first = ranges[r].begin + item * t.kv_tile - ranges[r].at;
+      const int64_t n = ranges[r].end - first < t.kv_tile ? ranges[r].end - first : t.kv_tile;
+      decompress_tile(layer, head, g.pieces[ranges[r].piece], first, n, buffers + thread * buffer_floats,
+                      head.k + item * t.kv_tile * layer.ld_q(), head.v + item * t.kv_tile * layer.ld_v(), thread);
+    });
+    int64_t items = 0;
+    for (int64_t r = 0; r < count; ++r) items += tile_count(g.pieces[ranges[r].piece].tokens, t.q_tile);
+    // The last tiles see the most keys: they go first, so that no thread is left with a long one.
+    layer.workers.run(items, [&](int64_t item, int thread) {
+      int64_t r = 0, index = items - 1 - item;
+      while (index >= tile_count(g.pieces[ranges[r].piece].tokens, t.q_tile))
+        index -= tile_count(g.pieces[ranges[r++].piece].tokens, t.q_tile);
+      const Piece &p = g.pieces[ranges[r].piece];
+      const Tile tile = tile_at(0, p.tokens, t.q_tile, index);
+      if (ranges[r].begin > p.position + tile.start + tile.length - 1) return;  // all keys of the range lie in its future
+      const int64_t at = p.row - g.row + tile.start;
+      attend_tile(layer, head, g, p, tile.start, tile.length, ranges[r], q + at * ld_q, ld_q, chunks[thread],
+                  buffers + thread * buffer_floats, out + at * ld_out, ld_out);
+    });
+  }
+}
+
+static void attention_expanded(Layer &layer, const TokenGroup &g) {
+  Workers &workers = layer.workers;
+  Scratch &scratch = workers.scratch();
+  const LayerArgs &args = layer.args;
+  const TilingData &t = layer.tiling;
+  const int64_t ld_q = layer.ld_q(), ld_v = layer.ld_v(), d_c = round_up(layer.rank + layer.d_r, kPanelAlign);
+  const int64_t group = t.head_group < layer.heads ? t.head_group : layer.heads;
+  int64_t keys = 0;  // of the longest chunk
+  for (int64_t p = 0; p < g.num_pieces; ++p) keys += round_up(g.pieces[p].position + g.pieces[p].tokens, t.kv_tile);
+  keys = keys < t.kv_chunk ? keys : t.kv_chunk;
+
+  float *w_uk = scratch.alloc<float>(packed_size(1, layer.d_n, layer.rank));
+  float *w_uv = args.w_uv.dtype == kFloat32 ? nullptr : scratch.alloc<float>(packed_size(1, layer.d_v, layer.rank));
+  ExpandedHead head = {w_uk, {w_uv, kFloat32}, scratch.alloc<float>(keys * ld_q), scratch.alloc<float>(keys * ld_v),
+                       scratch.alloc<float>(g.tokens * ld_v), scratch.alloc<float>(g.tokens), scratch.alloc<float>(g.tokens)};
+  float *q = scratch.alloc<float>(g.tokens * group * ld_q);
+  float *o = scratch.alloc<float>(g.tokens * group * layer.d_v);
+  KeyRange *ranges = scratch.alloc<KeyRange>(g.num_pieces);
+  const int64_t buffer_floats = t.kv_tile * d_c + ld_q;
+  float *buffers = scratch.alloc<float>(workers.threads() * buffer_floats);
+  RowChunk *chunks = scratch.alloc<RowChunk>(workers.threads());
+  for (int i = 0; i < workers.threads(); ++i)
+    chunks[i] = make_row_chunk(scratch.alloc<float>(row_chunk_floats(t.q_tile, layer.d_q(), t.kv_tile)), t.q_tile, layer.d_q(), layer.d_v, t);
+
+  // y is summed over the head groups in float32: in the output itself where it has that form.
+  const bool in_place = args.out.dtype == kFloat32 && layer.hidden % kPanelAlign == 0;
+  const int64_t ld_y = round_up(layer.hidden, kPanelAlign);
+  float *y = in_place ? static_cast<float *>(args.out.data) + g.row * ld_y : scratch.alloc<float>(g.tokens * ld_y);
+  const Epilog epilog = layer_epilog(layer, g);
+
+  for (int64_t first = 0; first < layer.heads; first += group) {
+    const int64_t count = layer.heads - first < group ? layer.heads - first : group;
+    const GemmJob project_q = {layer.q_in, layer.ld_q_in, g.tokens, {args.w_q, first, count, layer.d_q(), layer.q_width()},
+                               0, layer.q_width(), q, group * ld_q, false, nullptr};
+    run_gemms(workers, &project_q, 1, t, layer.wide);
+    for (int64_t h = 0; h < count; ++h) {
+      prepare_weights(layer, first + h, w_uk, w_uv);
+      if (w_uv == nullptr) {
+        const PackedWeight uv = {args.w_uv, first + h, 1, layer.d_v, layer.rank};
+        head.w_uv.data = const_cast<float *>(element<float>(args.w_uv, uv.offset(0)));
+      }
+      attend_head(layer, g, head, q + h * ld_q, group * ld_q, o + h * layer.d_v, group * layer.d_v, ranges, chunks, buffers, buffer_floats);
+    }
+    // epilog: y += o W_o for these heads, bias and residual with the last ones
+    const int64_t k0 = first * layer.d_v, k1 = (first + count) * layer.d_v;
+    const GemmJob project = {o, group * layer.d_v, g.tokens, {args.w_o, 0, 1, layer.hidden, layer.heads * layer.d_v}, k0, k1, y, ld_y,
+                             first > 0, k1 == layer.heads * layer.d_v ? &epilog : nullptr};
+    run_gemms(workers, &project, 1, t, layer.wide);
+  }
+}
+
+}  // namespace FLASHMLA_NS
+}  // namespace flashmla

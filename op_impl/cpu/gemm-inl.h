@@ -1,0 +1,205 @@
+// Products with a packed weight: C[m, n] (+)= sum over k of A[m, k] W[n, k], and the register block that attention's P V
+// shares. Every path adds the k terms of an element in ascending order into one accumulator, so an element's bits do not
+// depend on how many rows stand beside it, on the K blocks or on the thread count.
+#pragma once
+
+#include "op_impl/cpu/parallel-inl.h"
+#include "op_impl/cpu/simd-inl.h"
+
+namespace flashmla {
+namespace FLASHMLA_NS {
+
+// Weights read once from memory are prefetched this far ahead.
+constexpr int64_t kStreamAheadBytes = 2048;
+
+// How a register block starts: from nothing, from C, or from C times a factor per row (the rescale of online softmax).
+enum class Start { kZero, kKeep, kRescale };
+
+// C[MR][NV lanes] = start + sum_k A[m, k] B[k][NV lanes]; A[m, k] at a[m * a_row + k * a_k].
+template <int MR, int NV, bool kStream, typename TB>
+FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
+                              float *c, int64_t ldc, Start start, const float *factor /* [MR] */) {
+  VF acc[MR][NV];
+  for (int m = 0; m < MR; ++m)
+    for (int v = 0; v < NV; ++v) acc[m][v] = start == Start::kZero ? zero() : load(c + m * ldc + v * kLanes);
+  if (start == Start::kRescale)
+    for (int m = 0; m < MR; ++m)
+      for (int v = 0; v < NV; ++v) acc[m][v] = mul(acc[m][v], set1(factor[m]));
+  for (int64_t i = 0; i < k; ++i, a += a_k, b += ldb) {
+    VF row[NV];
+    for (int v = 0; v < NV; ++v) row[v] = load(b + v * kLanes);
+    if (kStream)
+      for (int64_t byte = 0; byte < int64_t(NV * kLanes * sizeof(TB)); byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char *>(b) + kStreamAheadBytes + byte);
+    for (int m = 0; m < MR; ++m) {
+      const VF x = set1(a[m * a_row]);
+      for (int v = 0; v < NV; ++v) acc[m][v] = fma(x, row[v], acc[m][v]);
+    }
+  }
+  for (int m = 0; m < MR; ++m)
+    for (int v = 0; v < NV; ++v) store(c + m * ldc + v * kLanes, acc[m][v]);
+}
+
+template <int NV, bool kStream, typename TB>
+static void register_rows(int rows, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
+                          float *c, int64_t ldc, Start start, const float *factor) {
+  static_assert(kGemmRows == 6, "one case a row count");
+  switch (rows) {
+    case 1: return register_block<1, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
+    case 2: return register_block<2, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
+    case 3: return register_block<3, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
+    case 4: return register_block<4, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
+    case 5: return register_block<5, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
+    default: return register_block<6, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
+  }
+}
+
+// The same for any number of rows and n a multiple of 16: columns outside, so that the n-wide strip of B stays in L1
+// while the row blocks pass over it; rows in even blocks of at most kGemmRows.
+template <bool kStream, typename TB>
+static void block_product(int64_t rows, int64_t n, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb,
+                          int64_t k, float *c, int64_t ldc, Start start, const float *factor /* [rows] */) {
+  const int64_t blocks = (rows + kGemmRows - 1) / kGemmRows;
+  for (int64_t col = 0; col < n;) {
+    const int64_t vecs = (n - col) / kLanes < kGemmVecs ? (n - col) / kLanes : kGemmVecs;
+    for (int64_t m = 0, left = blocks; m < rows; --left) {
+      const int count = int((rows - m + left - 1) / left);
+      const float *am = a + m * a_row;
+      const float *fm = factor ? factor + m : nullptr;
+      float *cm = c + m * ldc + col;
+      if (vecs == kGemmVecs) register_rows<kGemmVecs, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
+      else if (vecs == 3) register_rows<3, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
+      else if (vecs == 2) register_rows<2, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
+      else register_rows<1, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
+      m += count;
+    }
+    col += vecs * kLanes;
+  }
+}
+
+// Consecutive groups of a packed weight as one matrix; a group is padded to n_padded() columns, here and in C.
+struct PackedWeight {
+  Storage data;     // the whole array
+  int64_t first_group, groups;
+  int64_t n, k;     // of a group
+  int64_t n_padded() const { return round_up(n, kPanelAlign); }
+  int64_t panels_per_group() const { return (n_padded() + kPanel - 1) / kPanel; }
+  int64_t panels() const { return groups * panels_per_group(); }
+  // Panel p covers columns [column(p), column(p) + width(p)) of C; its [k][width] block starts at element offset(p).
+  int64_t column(int64_t p) const { return p / panels_per_group() * n_padded() + p % panels_per_group() * kPanel; }
+  int64_t width(int64_t p) const {
+    const int64_t left = n_padded() - p % panels_per_group() * kPanel;
+    return left < kPanel ? left : kPanel;
+  }
+  int64_t offset(int64_t p) const { return (first_group * n_padded() + column(p)) * k; }
+};
+
+// Where a finished product leaves the operator: out = C + bias + residual, rounded once.
+struct Epilog {
+  Storage out, residual;  // [*, ld]
+  int64_t first_row;      // of the job's rows in out and residual
+  const float *bias;      // [n] or nullptr
+  int64_t ld;
+};
+
+struct GemmJob {
+  const float *a;         // [rows, lda], already at its k_begin
+  int64_t lda, rows;
+  PackedWeight w;
+  int64_t k_begin, k_end; // the part of K that is added now
+  float *c;               // [rows, ldc], ldc >= w.groups * w.n_padded()
+  int64_t ldc;
+  bool accumulate;
+  const Epilog *epilog;   // with the last part of K, or nullptr; for one group
+};
+
+// C[0..rows) of one panel for one K block.
+template <typename T>
+static void panel_block(const GemmJob &job, int64_t row, int64_t rows, int64_t panel, int64_t k0, int64_t k1, float *wide) {
+  const int64_t width = job.w.width(panel);
+  const T *b = element<T>(job.w.data, job.w.offset(panel) + k0 * width);
+  const float *a = job.a + row * job.lda + (k0 - job.k_begin);
+  float *c = job.c + row * job.ldc + job.w.column(panel);
+  const Start start = job.accumulate || k0 > job.k_begin ? Start::kKeep : Start::kZero;
+  if (rows <= kGemmRows) {
+    block_product<true>(rows, width, a, job.lda, 1, b, width, k1 - k0, c, job.ldc, start, nullptr);
+  } else if (sizeof(T) == sizeof(float)) {
+    block_product<false>(rows, width, a, job.lda, 1, reinterpret_cast<const float *>(b), width, k1 - k0, c, job.ldc, start, nullptr);
+  } else {  // widened once for all row blocks
+    widen(wide, b, (k1 - k0) * width);
+    block_product<false>(rows, width, a, job.lda, 1, static_cast<const float *>(wide), width, k1 - k0, c, job.ldc, start, nullptr);
+  }
+}
+
+static void write_out(const GemmJob &job, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+  const Epilog &e = *job.epilog;
+  float line[kPanel], add_on[kPanel];
+  for (int64_t m = row; m < row + rows; ++m) {
+    for (int64_t c0 = col; c0 < col + cols; c0 += kPanel) {
+      const int64_t n = col + cols - c0 < kPanel ? col + cols - c0 : kPanel;
+      const float *src = job.c + m * job.ldc + c0;
+      for (int64_t i = 0; i < n; ++i) line[i] = e.bias ? src[i] + e.bias[c0 + i] : src[i];
+      if (e.residual.present()) {
+        widen_any(add_on, e.residual, (e.first_row + m) * e.ld + c0, n);
+        for (int64_t i = 0; i < n; ++i) line[i] += add_on[i];
+      }
+      narrow_any(e.out, (e.first_row + m) * e.ld + c0, line, n);
+    }
+  }
+}
+
+// The block of one work item: K blocks outside, so that the rows of A stay in L2 while the panels pass.
+template <typename T>
+static void gemm_item(const GemmJob &job, int64_t row, int64_t rows, int64_t p0, int64_t p1, int64_t k_block, float *wide) {
+  // A few rows keep their accumulators in registers over the whole of K where a panel fits the registers.
+  const bool in_registers = rows <= kGemmRows && kPanel <= kGemmVecs * kLanes;
+  const int64_t step = in_registers ? job.k_end - job.k_begin : k_block;
+  for (int64_t k0 = job.k_begin; k0 < job.k_end; k0 += step)
+    for (int64_t p = p0; p < p1; ++p)
+      panel_block<T>(job, row, rows, p, k0, k0 + step < job.k_end ? k0 + step : job.k_end, wide);
+  if (job.epilog) {
+    const int64_t end = p1 * kPanel < job.w.n ? p1 * kPanel : job.w.n;
+    write_out(job, row, rows, p0 * kPanel, end - p0 * kPanel);
+  }
+}
+
+// The whole product on the calling worker.
+static void gemm_all(const GemmJob &job, const TilingData &t, float *wide, int thread) {
+  with_dtype(job.w.data.dtype, [&](auto tag) {
+    gemm_item<typename decltype(tag)::type>(job, 0, job.rows, 0, job.w.panels(), t.gemm_k_block, wide + thread * t.gemm_k_block * kPanel);
+  });
+}
+
+// Runs independent products side by side. wide: [threads][k_block * kPanel].
+static void run_gemms(Workers &workers, const GemmJob *jobs, int count, const TilingData &t, float *wide) {
+  struct Cut { int64_t row_blocks, rows, panels, items; } cuts[4];
+  int64_t items = 0;
+  for (int j = 0; j < count; ++j) {
+    const GemmJob &job = jobs[j];
+    Cut &cut = cuts[j];
+    cut.row_blocks = (job.rows + t.gemm_rows - 1) / t.gemm_rows;
+    cut.rows = cut.row_blocks ? (job.rows + cut.row_blocks - 1) / cut.row_blocks : 0;
+    cut.rows = round_up(cut.rows, cut.row_blocks > 1 ? kGemmRows : 1);
+    // With several row blocks there are items enough; panels are then taken together, so that a row of A is read once for all.
+    cut.panels = cut.row_blocks >= 4 * workers.threads() ? 12 : cut.row_blocks > 1 ? 4 : 1;
+    cut.items = cut.row_blocks * ((job.w.panels() + cut.panels - 1) / cut.panels);
+    items += cut.items;
+  }
+  workers.run(items, [&](int64_t item, int thread) {
+    int j = 0;
+    while (item >= cuts[j].items) item -= cuts[j++].items;
+    const GemmJob &job = jobs[j];
+    const Cut &cut = cuts[j];
+    const int64_t row = item % cut.row_blocks * cut.rows;
+    const int64_t p0 = item / cut.row_blocks * cut.panels;
+    const int64_t p1 = p0 + cut.panels < job.w.panels() ? p0 + cut.panels : job.w.panels();
+    const int64_t rows = row + cut.rows < job.rows ? cut.rows : job.rows - row;
+    if (rows <= 0) return;
+    with_dtype(job.w.data.dtype, [&](auto tag) {
+      gemm_item<typename decltype(tag)::type>(job, row, rows, p0, p1, t.gemm_k_block, wide + thread * t.gemm_k_block * kPanel);
+    });
+  });
+}
+
+}  // namespace FLASHMLA_NS
+}  // namespace flashmla

@@ -1,0 +1,2 @@
+#define FLASHMLA_NS avx2
+#include "op_impl/cpu/isa-inl.h"

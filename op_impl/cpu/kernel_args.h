@@ -1,0 +1,75 @@
+// What the host hands to the kernels of every ISA: plain data, shapes in comments.
+#pragma once
+
+#include <cstdint>
+
+#include "op_proto/op_list.h"
+#include "tiling/tiling_data.h"
+
+namespace flashmla {
+
+// Elements of one of the three float dtypes; offsets are in elements.
+struct Storage {
+  void *data;
+  int32_t dtype;  // DType
+  bool present() const { return data != nullptr; }
+};
+
+// A paged cache: row `slot` of kv head `h` starts at element (slot * h_kv + h) * d, slot = block * block_size + offset.
+struct PagedCache {
+  Storage data;         // [num_blocks, block_size, h_kv, d]
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t h_kv;
+  int64_t d;
+};
+
+// The sequences of one call.
+struct Batch {
+  int64_t size;                  // B
+  int64_t max_blocks;
+  const int32_t *block_table;    // [B, max_blocks]
+  const int32_t *q_seq_lens;     // [B]
+  const int32_t *context_lens;   // [B]
+};
+
+struct LayerArgs {
+  FlashMLAAttrs attrs;
+  int64_t num_tokens;            // T
+  int64_t hidden_size;
+  Storage hidden;                // [T, hidden]
+  PagedCache cache;              // h_kv = 1, d = kv_lora_rank + qk_rope_head_dim
+  Batch batch;
+  const float *rope_table;       // [max_positions, rope_dim], row = [cos | sin]
+  Storage w_q, w_kv_a, w_uk, w_uv, w_o, w_q_a;             // packed
+  Storage kv_norm, q_norm, b_q_a, b_kv_a, b_o;             // [r], [q_lora_rank], ...
+  Storage residual;              // [T, hidden]
+  Storage out;                   // [T, hidden]
+  Problem problem;
+  TilingData tiling;
+};
+
+struct AttendArgs {              // flash_mla_with_kvcache
+  Storage q;                     // [B, s_q, h_q, d]
+  PagedCache cache;
+  int64_t batch, s_q, h_q;
+  int64_t max_blocks;
+  const int32_t *block_table;    // [B, max_blocks]
+  const int32_t *cache_seqlens;  // [B]
+  int64_t head_dim_v;
+  float softmax_scale;
+  bool causal;
+  Storage out;                   // [B, s_q, h_q, head_dim_v]
+  float *lse;                    // [B, h_q, s_q]
+  Problem problem;
+  TilingData tiling;
+};
+
+struct MergeArgs {
+  int64_t batch, s_q, heads, d;
+  Storage out_a, out_b, out;     // [B, s_q, h, d]
+  const float *lse_a, *lse_b;    // [B, h, s_q]
+  float *lse;
+};
+
+}  // namespace flashmla

@@ -1,0 +1,116 @@
+#include <string>
+
+#include "tiling/cpu_working_set.h"
+#include "tiling/tiling_backends.h"
+
+namespace flashmla {
+
+using namespace int_math;
+
+namespace {
+
+// Prolog and epilog of a group of tokens, either path.
+std::vector<Matrix> group_scratch(const Problem& p, int64_t tokens) {
+  std::vector<Matrix> list = {{"latents before the cache", tokens, aligned(latent_width(p))}};
+  if (p.q_lora_rank > 0) list.push_back({"low-rank q", tokens, aligned(p.q_lora_rank)});
+  const bool single = p.act_dtype == kFloat32;
+  if (!single) list.push_back({"hidden states", tokens, p.hidden_size});
+  return list;
+}
+
+class BufferList {
+ public:
+  explicit BufferList(const Machine& m) : m_(m) {}
+  void stage(const char* name) { stage_ = name; }
+  void add(const Matrix& matrix, const char* memory, int64_t capacity) {
+    if (matrix.bytes() == 0) return;
+    Buffer b;
+    b.stage = stage_;
+    b.name = matrix.name;
+    b.shape = "[" + std::to_string(matrix.rows) + ", " + std::to_string(matrix.cols) + "] float32";
+    b.bytes = matrix.bytes();
+    b.memory = memory;
+    b.capacity = capacity;
+    list_.push_back(b);
+  }
+  // Tiles stand in L2; those of a problem that no block fits there, in scratch.
+  template <typename Tiles>
+  void add_tiles(const Tiles& tiles) {
+    const bool in_l2 = total_bytes(tiles) <= m_.l2_bytes;
+    for (const Matrix& tile : tiles) add(tile, in_l2 ? "L2" : "DRAM", in_l2 ? m_.l2_bytes : m_.scratch_bytes);
+  }
+  void add_scratch(const std::vector<Matrix>& scratch) {
+    for (const Matrix& matrix : scratch) add(matrix, "DRAM", m_.scratch_bytes);
+  }
+  void add_sums(const char* name) {
+    add({name, m_.accumulators, m_.vector_lanes}, "registers", int64_t{m_.vector_registers} * m_.vector_lanes * 4);
+  }
+  std::vector<Buffer> take() { return std::move(list_); }
+
+ private:
+  const Machine& m_;
+  const char* stage_ = "";
+  std::vector<Buffer> list_;
+};
+
+}  // namespace
+
+std::vector<Matrix> absorbed_scratch(const Problem& p, const TilingData& t, int64_t tokens) {
+  std::vector<Matrix> list = group_scratch(p, tokens);
+  const int64_t rows = tokens * p.num_heads;
+  list.push_back({"q of all heads", tokens, p.num_heads * aligned(d_qk(p))});
+  list.push_back({"absorbed q", rows, aligned(latent_width(p))});
+  // Outputs wait by split: 32 MiB of them cut a group short, but one token may take more.
+  const int64_t row_groups = ceil_div(p.num_heads / p.num_kv_heads, t.absorbed_rows) * p.num_kv_heads;
+  const int64_t splits = std::max<int64_t>(1, t.max_splits / row_groups);
+  const int64_t width = aligned(p.kv_lora_rank) + 2;
+  const int64_t most_rows = std::max<int64_t>(p.num_heads * splits, 32 * kMiB / (4 * width));
+  list.push_back({"outputs by split", std::min(rows * splits, most_rows), width});
+  list.push_back({"outputs of all heads", tokens, int64_t{p.num_heads} * p.v_head_dim});
+  list.push_back({"sums of W_o", tokens, aligned(p.hidden_size)});
+  return list;
+}
+
+std::vector<Matrix> expanded_scratch(const Problem& p, const TilingData& t, int64_t tokens) {
+  std::vector<Matrix> list = group_scratch(p, tokens);
+  list.push_back({"q of a head group", tokens, t.head_group * aligned(d_qk(p))});
+  list.push_back({"outputs of a head group", tokens, int64_t{t.head_group} * p.v_head_dim});
+  list.push_back({"outputs of a head", tokens, aligned(p.v_head_dim) + 2});
+  const bool in_place = p.act_dtype == kFloat32 && p.hidden_size % kColumnAlign == 0;
+  if (!in_place) list.push_back({"sums of W_o", tokens, aligned(p.hidden_size)});
+  return list;
+}
+
+std::vector<Buffer> cpu_buffers(const Problem& p, const Machine& m, const TilingData& t) {
+  BufferList list(m);
+  list.stage("absorbed");
+  list.add_sums("sums of QK, PV");
+  list.add_tiles(absorbed_tiles(p, t.absorbed_rows, t.kv_tile, t.row_lanes));
+  if (p.hidden_size == 0) {
+    const int64_t rows = int64_t{t.absorbed_rows} * t.max_splits;
+    list.add({"outputs by split", rows, aligned(p.kv_lora_rank) + 2}, "DRAM", m.scratch_bytes);
+    return list.take();
+  }
+  list.add_scratch(absorbed_scratch(p, t, t.absorbed_tokens));
+
+  list.stage("decompression");
+  list.add_tiles(decompression_tiles(p, t.kv_tile));
+
+  list.stage("expanded");
+  list.add_sums("sums of QK, PV");
+  list.add_tiles(expanded_tiles(p, t.q_tile, t.kv_tile, t.row_lanes));
+  list.add_scratch({{"W_UK of a head", aligned(p.qk_nope_head_dim), p.kv_lora_rank},
+                    {"W_UV of a head", aligned(p.v_head_dim), p.kv_lora_rank},
+                    {"k chunk of a head", t.kv_chunk, aligned(d_qk(p))},
+                    {"v chunk of a head", t.kv_chunk, aligned(p.v_head_dim)}});
+  list.add_scratch(expanded_scratch(p, t, t.token_group));
+
+  list.stage("projections");
+  list.add_sums("sums of a register block");
+  list.add({"weight block", t.gemm_k_block, m.gemm_panel_cols}, "L1", m.l1_bytes);
+  list.add({"activation block", t.gemm_rows, t.gemm_k_block}, "L2", m.l2_bytes);
+  list.add({"sums of a work item", t.gemm_rows, m.gemm_panel_cols}, "L2", m.l2_bytes);
+  return list.take();
+}
+
+}  // namespace flashmla
