@@ -1,0 +1,7 @@
+"""python -m ms_flashmla"""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
