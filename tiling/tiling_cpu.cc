@@ -11,7 +11,7 @@ using namespace int_math;
 namespace {
 
 // A pass over a KV tile converts it once for all rows and rescales each row's output once for all keys: beyond these
-// sizes both cost under 2 % of the multiply-adds, and smaller working sets leave more L2 to what streams through.
+// sizes both cost under 3 % of the multiply-adds, and smaller working sets leave more L2 to what streams through.
 constexpr int64_t kMaxRows = 128;
 constexpr int64_t kMaxKvTile = 64;
 constexpr int64_t kMinKvTile = 8;
