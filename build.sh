@@ -21,6 +21,7 @@ sources=(
   tiling/machine.cc
   tiling/tiling.cc
   tiling/tiling_cpu.cc
+  tiling/cpu_buffers.cc
   tiling/tiling_ascend.cc
   tiling/ascend_attention.cc
   tiling/ascend_projections.cc
@@ -149,6 +150,9 @@ build_lib() {
   generate_machines
 
   local source object command objects=() jobs compiled=0
+  for source in op_proto/*.cc tiling/*.cc op_impl/cpu/*.cc; do
+    [[ " ${sources[*]} " == *" $source "* ]] || fail "$source is not in the list of sources of build.sh"
+  done
   jobs=$(nproc 2>/dev/null || echo 2)
   for source in "${sources[@]}"; do
     if [[ $source == */isa_avx* ]] && ! is_x86; then say "skipping $source: this machine is $(uname -m), not x86_64"; continue; fi
