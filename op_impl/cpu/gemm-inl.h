@@ -20,23 +20,33 @@ template <int MR, int NV, bool kStream, typename TB>
 FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
                               float *c, int64_t ldc, Start start, const float *factor /* [MR] */) {
   VF acc[MR][NV];
+  FM_UNROLL
   for (int m = 0; m < MR; ++m)
+    FM_UNROLL
     for (int v = 0; v < NV; ++v) acc[m][v] = start == Start::kZero ? zero() : load(c + m * ldc + v * kLanes);
   if (start == Start::kRescale)
+    FM_UNROLL
     for (int m = 0; m < MR; ++m)
+      FM_UNROLL
       for (int v = 0; v < NV; ++v) acc[m][v] = mul(acc[m][v], set1(factor[m]));
   for (int64_t i = 0; i < k; ++i, a += a_k, b += ldb) {
     VF row[NV];
+    FM_UNROLL
     for (int v = 0; v < NV; ++v) row[v] = load(b + v * kLanes);
     if (kStream)
+      FM_UNROLL
       for (int64_t byte = 0; byte < int64_t(NV * kLanes * sizeof(TB)); byte += 64)
         __builtin_prefetch(reinterpret_cast<const char *>(b) + kStreamAheadBytes + byte);
+    FM_UNROLL
     for (int m = 0; m < MR; ++m) {
       const VF x = set1(a[m * a_row]);
+      FM_UNROLL
       for (int v = 0; v < NV; ++v) acc[m][v] = fma(x, row[v], acc[m][v]);
     }
   }
+  FM_UNROLL
   for (int m = 0; m < MR; ++m)
+    FM_UNROLL
     for (int v = 0; v < NV; ++v) store(c + m * ldc + v * kLanes, acc[m][v]);
 }
 

@@ -12,6 +12,9 @@
 #include "op_impl/cpu/kernel_args.h"
 
 #define FM_INLINE static inline __attribute__((always_inline))
+#define FM_INLINE_MEMBER inline __attribute__((always_inline))
+// Loops over register arrays must unroll, or the arrays live in memory; the compiler alone stops at 16 rounds.
+#define FM_UNROLL _Pragma("GCC unroll 32")
 
 namespace flashmla {
 namespace FLASHMLA_NS {
