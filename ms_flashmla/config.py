@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 from . import rope
@@ -65,6 +66,9 @@ class MLAConfig:
         for name in ("q_lora_rank", "index_topk"):
             if getattr(self, name) is not None:
                 put(name, as_int(name, getattr(self, name)))
+        if self.index_topk is not None:
+            warnings.warn(f"index_topk: the sparse indexer is not computed; sequences up to {self.index_topk} keys give the same result "
+                          "densely, longer ones are an error", stacklevel=3)
         for name in ("rope_interleave", "attention_bias", "use_long_factors"):
             as_bool(name, getattr(self, name))
         for name in ("rope_theta", "q_norm_eps", "kv_norm_eps", "q_lora_scale", "kv_lora_scale"):

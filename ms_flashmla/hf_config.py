@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import warnings
 from collections.abc import Mapping
 
 _REQUIRED = {  # HF key -> MLAConfig field
@@ -14,7 +13,7 @@ _REQUIRED = {  # HF key -> MLAConfig field
     "qk_rope_head_dim": "qk_rope_head_dim",
     "v_head_dim": "v_head_dim",
 }
-_OPTIONAL = ("q_lora_rank", "max_position_embeddings", "attention_bias", "rope_interleave", "index_topk")
+_OPTIONAL = ("q_lora_rank", "rope_mode", "max_position_embeddings", "attention_bias", "rope_interleave", "index_topk")
 _FP8 = ("quantization_config", "compression_config")
 
 
@@ -132,7 +131,4 @@ def fields_from_hf(source):
         wanted = config.get(flag)
         if (longcat if wanted is None else wanted) and rank:
             fields[field] = math.sqrt(fields["hidden_size"] / rank)
-    if fields.get("index_topk") is not None:
-        warnings.warn(f"index_topk: the sparse indexer is not computed; sequences up to {fields['index_topk']} keys give the same "
-                      "result densely, longer ones are an error", stacklevel=3)
     return fields
