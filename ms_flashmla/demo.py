@@ -20,9 +20,9 @@ from .layer import MLALayer
 from .reference.composed import ComposedMLA, composed_weights
 from .reference.float64 import Float64MLA
 
-STEPS = [("prefill", 1920), ("chunk", 120), *[("decode", 1)] * 8]  # together 2048 tokens
+LENGTH, CHUNK, DECODE = 2048, 120, 8  # tokens in all, in the chunk, one by one; the prefill takes the rest
 CHECKED_TOKENS = 32  # of the longer steps, the last ones: they see the whole context
-REPEATS = 3  # a step rewrites the same cache rows, so it may run again; medians are shown
+REPEATS, DECODE_REPEATS = 3, 9  # a step rewrites the same cache rows, so it may run again; medians are shown
 SEED = 20
 
 # Largest error allowed, as a share of the largest output: float32's 2e-5; one rounding of the output and 2^-8 (2^-11) for 16 bit.
@@ -55,13 +55,12 @@ class _Progress:
             print(f"\r{' ' * 84}\r", end="", file=sys.stderr, flush=True)
 
 
-def _steps(max_positions):
-    """The steps, the longer two cut down for a model whose contexts are shorter."""
-    share = min(1.0, max_positions / sum(tokens for _, tokens in STEPS))
-    steps = [(name, max(1, int(tokens * share))) for name, tokens in STEPS]
-    while sum(tokens for _, tokens in steps) > max_positions and len(steps) > 1:
-        steps.pop()
-    return steps
+def _steps(cfg):
+    """[(name, tokens)], shorter for a model whose contexts are."""
+    length = min(LENGTH, cfg.max_positions, cfg.index_topk or LENGTH)
+    chunk, decode = min(CHUNK, length // 4), min(DECODE, length // 4)
+    steps = [("prefill", length - chunk - decode), ("chunk", chunk), *[("decode", 1)] * decode]
+    return [(name, tokens) for name, tokens in steps if tokens]
 
 
 class _Fused:
@@ -83,9 +82,10 @@ class _Fused:
 
 
 def _timed(functions, hidden, residual):
-    """Runs functions in turn, REPEATS times after one unmeasured call each: [(median seconds, last output float64)]."""
+    """Runs functions in turn after one unmeasured call each: [(median seconds, last output float64)]."""
+    repeats = DECODE_REPEATS if len(hidden) == 1 else REPEATS
     seconds, outputs = [[] for _ in functions], [None] * len(functions)
-    for repeat in range(REPEATS + 1):
+    for repeat in range(repeats + 1):
         for i, (function, dtype) in enumerate(functions):
             arguments = [ms.Tensor.from_numpy(dtypes.cast(x, dtype)) for x in (hidden, residual)]
             start = time.perf_counter()
@@ -107,7 +107,7 @@ def run_steps(cfg, checkpoint, prefix, dtype):
     checkpoint: HF name -> array, of which names under prefix count. context counts the tokens after the step. Sets GRAPH_MODE.
     """
     ms.set_context(mode=ms.GRAPH_MODE)
-    steps = _steps(cfg.max_positions)
+    steps = _steps(cfg)
     progress = _Progress(2 + 2 * len(steps))
     progress.step("packing the weights")
     fused = _Fused(cfg, checkpoint, prefix, dtype, sum(tokens for _, tokens in steps))
