@@ -151,7 +151,8 @@ double tile_cycles(const PassShape& s, const PassBlocks& blocks, const PassLoad&
   const double vector = vector_bytes / m.vector_bytes_per_cycle + (2 + column_steps + (s.rotate ? 1 : 0)) * m.startup_vector;
 
   const double busiest = std::max({gm, l0, cube, fix, vector});
-  return busiest + (b.kv_buffers < 3 ? m.cross_core_flag_cycles : 0);
+  // Every pipe waits for its input and its free buffer, and tells of both.
+  return busiest + 4 * m.event_cycles + (b.kv_buffers < 3 ? m.cross_core_flag_cycles : 0);
 }
 
 }  // namespace flashmla

@@ -28,9 +28,10 @@ EpilogBytes epilog_bytes(const Problem& p, const TilingData& t) {
   const bool absorbed = t.absorbed.rows > 0;
   const int64_t rows = absorbed ? t.absorbed.rows : t.expanded.rows;
   const int64_t head_groups = absorbed ? ceil_div(p.num_heads, rows) : p.num_heads;
-  const int64_t passes = absorbed ? ceil_div(std::max<int64_t>(1, p.s_q * p.num_heads), rows) : p.num_heads * ceil_div(std::max<int64_t>(1, p.s_q), rows);
+  const int64_t s_q = std::max<int64_t>(1, p.s_q);
+  const int64_t passes = absorbed ? ceil_div(s_q * p.num_heads, rows) : p.num_heads * ceil_div(s_q, rows);
   EpilogBytes bytes;
-  bytes.on_chip = p.batch * (w_o / head_groups) * passes + head_groups * tokens * p.hidden_size * 4 * 2;
+  bytes.on_chip = w_o / head_groups * p.batch * passes + head_groups * tokens * p.hidden_size * 4 * 2;
   bytes.through_l2 = 2 * outputs + w_o * ceil_div(std::max<int64_t>(1, p.batch * p.s_q), kBaseM);
   return bytes;
 }

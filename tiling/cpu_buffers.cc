@@ -55,20 +55,22 @@ class BufferList {
 
 }  // namespace
 
-std::vector<Matrix> absorbed_scratch(const Problem& p, const TilingData& t, int64_t tokens) {
+std::vector<Matrix> absorbed_scratch(const Problem& p, int64_t tokens) {
   std::vector<Matrix> list = group_scratch(p, tokens);
   const int64_t rows = tokens * p.num_heads;
   list.push_back({"q of all heads", tokens, p.num_heads * aligned(d_qk(p))});
   list.push_back({"absorbed q", rows, aligned(latent_width(p))});
-  // Outputs wait by split: 32 MiB of them cut a group short, but one token may take more.
-  const int64_t row_groups = ceil_div(p.num_heads / p.num_kv_heads, t.absorbed_rows) * p.num_kv_heads;
-  const int64_t splits = std::max<int64_t>(1, t.max_splits / row_groups);
-  const int64_t width = aligned(p.kv_lora_rank) + 2;
-  const int64_t most_rows = std::max<int64_t>(p.num_heads * splits, 32 * kMiB / (4 * width));
-  list.push_back({"outputs by split", std::min(rows * splits, most_rows), width});
   list.push_back({"outputs of all heads", tokens, int64_t{p.num_heads} * p.v_head_dim});
   list.push_back({"sums of W_o", tokens, aligned(p.hidden_size)});
   return list;
+}
+
+Matrix split_outputs(const Problem& p, const TilingData& t) {
+  const int64_t row_groups = ceil_div(p.num_heads / p.num_kv_heads, t.absorbed_rows) * p.num_kv_heads;
+  const int64_t splits = std::max<int64_t>(1, t.max_splits / row_groups);
+  const int64_t width = aligned(p.kv_lora_rank) + 2;
+  const int64_t least = p.num_heads * splits, most = least * t.absorbed_tokens;
+  return {"outputs by split", clamp(kSplitOutputBytes / (4 * width), least, most), width};
 }
 
 std::vector<Matrix> expanded_scratch(const Problem& p, const TilingData& t, int64_t tokens) {
@@ -87,11 +89,11 @@ std::vector<Buffer> cpu_buffers(const Problem& p, const Machine& m, const Tiling
   list.add_sums("sums of QK, PV");
   list.add_tiles(absorbed_tiles(p, t.absorbed_rows, t.kv_tile, t.row_lanes));
   if (p.hidden_size == 0) {
-    const int64_t rows = int64_t{t.absorbed_rows} * t.max_splits;
-    list.add({"outputs by split", rows, aligned(p.kv_lora_rank) + 2}, "DRAM", m.scratch_bytes);
+    list.add_scratch({split_outputs(p, t)});
     return list.take();
   }
-  list.add_scratch(absorbed_scratch(p, t, t.absorbed_tokens));
+  list.add_scratch(absorbed_scratch(p, t.absorbed_tokens));
+  list.add_scratch({split_outputs(p, t)});
 
   list.stage("decompression");
   list.add_tiles(decompression_tiles(p, t.kv_tile));

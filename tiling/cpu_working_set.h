@@ -58,8 +58,12 @@ inline std::array<Matrix, 3> decompression_tiles(const Problem& p, int64_t kv_ti
            {"v tile", kv_tile, aligned(p.v_head_dim)}}};
 }
 
-// Scratch of a group of tokens, all threads together. `tokens` enters by rows, so that what one token costs can be asked for.
-std::vector<Matrix> absorbed_scratch(const Problem& p, const TilingData& t, int64_t tokens);
+// Scratch of a group of tokens, all threads together; one token's is asked for to choose the size of a group.
+std::vector<Matrix> absorbed_scratch(const Problem& p, int64_t tokens);
 std::vector<Matrix> expanded_scratch(const Problem& p, const TilingData& t, int64_t tokens);
+
+// Outputs of the absorbed path by KV split: this many bytes cut a group of tokens short, but one token may take more.
+constexpr int64_t kSplitOutputBytes = 32 * int_math::kMiB;
+Matrix split_outputs(const Problem& p, const TilingData& t);
 
 }  // namespace flashmla

@@ -25,25 +25,31 @@ double causal_pairs(int64_t s_q, int64_t s_kv) { return static_cast<double>(s_q)
 }  // namespace
 
 void check_problem(const Problem& p) {
-  require(p.hidden_size >= 0, "hidden_size", p.hidden_size, ">= 0 (0: no projections)");
-  require(p.num_heads >= 1, "num_heads", p.num_heads, ">= 1");
-  require(p.num_kv_heads >= 1 && p.num_heads % p.num_kv_heads == 0, "num_kv_heads", p.num_kv_heads,
-          ">= 1 and divide num_heads");
-  require(p.q_lora_rank >= 0, "q_lora_rank", p.q_lora_rank, ">= 0 (0: none)");
-  require(p.kv_lora_rank >= 1, "kv_lora_rank", p.kv_lora_rank, ">= 1");
-  require(p.qk_nope_head_dim >= 0, "qk_nope_head_dim", p.qk_nope_head_dim, ">= 0");
-  require(p.qk_rope_head_dim >= 0, "qk_rope_head_dim", p.qk_rope_head_dim, ">= 0");
-  require(p.v_head_dim >= 0, "v_head_dim", p.v_head_dim, ">= 0");
+  // The upper limits are far beyond any model; they keep every product of sizes within 63 bits.
+  constexpr int64_t kMostDim = int64_t{1} << 20, kMostHeads = int64_t{1} << 16, kMostLength = int64_t{1} << 24;
+  auto between = [](const char* field, int64_t value, int64_t low, int64_t high, const char* note = "") {
+    const std::string allowed = std::to_string(low) + ".." + std::to_string(high) + note;
+    require(value >= low && value <= high, field, value, allowed.c_str());
+  };
+  between("hidden_size", p.hidden_size, 0, kMostDim, " (0: no projections)");
+  between("num_heads", p.num_heads, 1, kMostHeads);
+  require(p.num_kv_heads >= 1 && p.num_heads % p.num_kv_heads == 0, "num_kv_heads", p.num_kv_heads, ">= 1 and divide num_heads");
+  between("q_lora_rank", p.q_lora_rank, 0, kMostDim, " (0: none)");
+  between("kv_lora_rank", p.kv_lora_rank, 1, kMostDim);
+  const bool layer = p.hidden_size > 0;  // the bare operator has no head dimensions of its own
+  between("qk_nope_head_dim", p.qk_nope_head_dim, layer ? 1 : 0, kMostDim);
+  between("qk_rope_head_dim", p.qk_rope_head_dim, 0, kMostDim);
+  between("v_head_dim", p.v_head_dim, layer ? 1 : 0, kMostDim);
   require(p.rope_mode == kRopeDecoupled || p.rope_mode == kRopeFull, "rope_mode", p.rope_mode, "0 (decoupled) or 1 (full)");
-  require(p.rope_mode != kRopeFull || p.qk_rope_head_dim == 0, "qk_rope_head_dim", p.qk_rope_head_dim,
-          "0 when rope_mode is full");
+  require(p.rope_mode != kRopeFull || p.qk_rope_head_dim == 0, "qk_rope_head_dim", p.qk_rope_head_dim, "0 when rope_mode is full");
+  require(p.rope_mode != kRopeFull || p.hidden_size > 0, "hidden_size", p.hidden_size, ">= 1 when rope_mode is full");
   require(is_storage(p.act_dtype), "act_dtype", p.act_dtype, "float32, float16 or bfloat16");
   require(is_storage(p.weight_dtype), "weight_dtype", p.weight_dtype, "float32, float16 or bfloat16");
   require(is_storage(p.cache_dtype), "cache_dtype", p.cache_dtype, "float32, float16 or bfloat16");
-  require(p.block_size >= 1, "block_size", p.block_size, ">= 1");
-  require(p.batch >= 0, "batch", p.batch, ">= 0");
-  require(p.s_q >= 0, "s_q", p.s_q, ">= 0");
-  require(p.s_kv >= p.s_q, "s_kv", p.s_kv, ">= s_q (the new tokens are keys too)");
+  between("block_size", p.block_size, 1, INT32_MAX);
+  between("batch", p.batch, 0, kMostLength);
+  between("s_q", p.s_q, 0, kMostLength);
+  require(p.s_kv >= p.s_q && p.s_kv <= kMostLength, "s_kv", p.s_kv, ("s_q.." + std::to_string(kMostLength) + " (the new tokens are keys too)").c_str());
 }
 
 AttentionFlops attention_flops(const Problem& p, int32_t path, int64_t s_q, int64_t s_kv) {

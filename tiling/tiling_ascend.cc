@@ -79,7 +79,7 @@ PassCost pass_cost(const Problem& p, const PassShape& s, const PassBlocks& block
   const double cycles_per_s = m.freq_mhz * 1e6;
   const double hbm = m.dram_gb_per_s * 1e9 * m.hbm_efficiency / std::min<int64_t>(items, m.cores) / cycles_per_s;
   const double row_bytes = 2.0 * (s.on_chip || s.v_is_k ? p.kv_lora_rank + p.qk_rope_head_dim : heads * (s.d_qk + s.d_v));
-  const bool stays_in_l2 = batch * p.s_kv * row_bytes < 0.5 * m.l2_bytes;
+  const bool stays_in_l2 = row_bytes * batch * p.s_kv < 0.5 * m.l2_bytes;
   const double sharing = s.on_chip || s.v_is_k ? groups : ceil_div(s.most_rows, b.rows);
   const double from_hbm = stays_in_l2 ? 1 / sharing : 1;
   PassLoad load;
@@ -89,7 +89,7 @@ PassCost pass_cost(const Problem& p, const PassShape& s, const PassBlocks& block
   PassCost cost;
   cost.tile_cycles = tile_cycles(s, blocks, load, m);
   // QK runs a tile ahead of PV: a pass takes two tiles more than it has.
-  cost.cycles = ceil_div(items, m.cores) * (tiles + 2) * cost.tile_cycles;
+  cost.cycles = cost.tile_cycles * (tiles + 2) * ceil_div(items, m.cores);
   return cost;
 }
 
@@ -309,16 +309,16 @@ void explain_expansion(const Problem& p, const PassShape& s, const Machine& m, T
     return;
   }
   report->blocks.push_back({"expand_k_block", t.expand_k_block, "rows of W_UK, W_UV in L1 at a time"});
-  const int64_t weights = 2 * s.latent * (s.k_columns + s.d_v);
-  report->reasons.push_back(t.expand_k_block >= s.latent ? "W_UK and W_UV of a head (" + kib_text(weights) + ") stay in L1"
-                                                         : "W_UK and W_UV of a head need " + kib_text(weights) + " beside the tiles of L1, capacity " +
-                                                               kib_text(m.l1_bytes) + ": they pass in blocks");
+  // What does not fit beside the tiles passes through two buffers.
+  auto keep = [&](const std::string& what, int64_t bytes, const char* memory, int64_t capacity, bool stays) {
+    report->reasons.push_back(stays ? what + " (" + kib_text(bytes) + ") stays in " + memory
+                                    : what + " needs " + kib_text(bytes) + " beside the tiles of " + memory + ", capacity " +
+                                          kib_text(capacity) + ": it passes in blocks");
+  };
+  keep("W_UK, W_UV of a head", 2 * s.latent * (s.k_columns + s.d_v), "L1", m.l1_bytes, t.expand_k_block >= s.latent);
   if (!s.rotate) return;
   report->blocks.push_back({"rope_rows", t.rope_rows, "rows of the rope table in UB at a time"});
-  const int64_t table = 4 * p.s_kv * s.k_columns;
-  report->reasons.push_back(t.rope_rows >= p.s_kv ? "the rope table (" + kib_text(table) + ") stays in UB"
-                                                  : "the rope table needs " + kib_text(table) + " beside the tiles of UB, capacity " +
-                                                        kib_text(m.ub_bytes) + ": it passes with the tiles");
+  keep("the rope table", 4 * p.s_kv * s.k_columns, "UB", m.ub_bytes, t.rope_rows >= p.s_kv);
 }
 
 }  // namespace

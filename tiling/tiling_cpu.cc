@@ -24,8 +24,7 @@ constexpr int64_t kSplitMin = 512;  // below, merging the partial results outwei
 constexpr int32_t kMaxSplits = 32;  // work items of one sequence; twice the cores of a common server socket
 
 constexpr int64_t kAbsorbedTokens = 128;
-constexpr int64_t kQueryBytes = 38 * kMiB;   // absorbed q of a group: 128 tokens of 128 heads x (512 + 64)
-constexpr int64_t kGroupBytes = 80 * kMiB;   // scratch that grows with the tokens of a group, expanded path
+constexpr int64_t kGroupBytes = 80 * kMiB;   // scratch that grows with the tokens of a group
 constexpr int64_t kChunkBytes = 8 * kMiB;    // K and V of one head
 
 // Half of L2 holds the tiles, the other half what streams through (cache rows, weights). A problem too large for that takes
@@ -76,7 +75,7 @@ TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   t.split_min = kSplitMin;
   t.max_splits = kMaxSplits;
   t.expanded_splits = 1;  // heads and query tiles are work enough
-  t.absorbed_tokens = static_cast<int32_t>(clamp(kQueryBytes / (4 * p.num_heads * aligned(latent_width(p))), 1, kAbsorbedTokens));
+  t.absorbed_tokens = static_cast<int32_t>(clamp(kGroupBytes / total_bytes(absorbed_scratch(p, 1)), 1, kAbsorbedTokens));
 
   // expanded path
   int64_t q_tile = kQTile;
@@ -128,7 +127,8 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
   if (int64_t needs = absorbed_bytes(p, more_rows, t.kv_tile, t.row_lanes); needs > tile_budget(m)) {
     refuse("absorbed_rows " + std::to_string(more_rows), needs);
   } else {
-    report->reasons.push_back("absorbed_rows " + std::to_string(more_rows) + " would fit, but converting a tile costs under 3 % of the multiply-adds at " +
+    report->reasons.push_back("absorbed_rows " + std::to_string(more_rows) +
+                              " would fit, but converting a tile costs under 3 % of the multiply-adds at " +
                               std::to_string(t.absorbed_rows) + " already");
   }
 
