@@ -24,7 +24,7 @@ constexpr int64_t kSplitMin = 512;  // below, merging the partial results outwei
 constexpr int32_t kMaxSplits = 32;  // work items of one sequence; twice the cores of a common server socket
 
 constexpr int64_t kAbsorbedTokens = 128;
-constexpr int64_t kGroupBytes = 80 * kMiB;   // scratch that grows with the tokens of a group
+constexpr int64_t kGroupBytes = 80 * kMiB;  // scratch that grows with the tokens of a group
 constexpr int64_t kChunkBytes = 8 * kMiB;    // K and V of one head
 
 // Half of L2 holds the tiles, the other half what streams through (cache rows, weights). A problem too large for that takes
