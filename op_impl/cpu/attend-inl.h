@@ -1,8 +1,9 @@
 // The loop over KV tiles for one row chunk: qk -> online_softmax -> pv.
 //
-// Rows are (token, head) pairs that see the same keys; they stand side by side in the vector lanes of QK, so a key's
-// element is loaded once for all rows and the softmax of a row needs no sum across lanes. Rows never mix: a row's bits
-// do not depend on what stands beside it.
+// Rows are (token, head) pairs that see the same keys. In QK a vector holds kRowsPerVec rows by 4 elements of the head
+// dimension, so that one load of 4 elements of a key serves all its rows and head counts need only be multiples of
+// kRowsPerVec to fill the lanes; in the softmax a vector holds as many rows as it has lanes, and no row needs a sum across
+// lanes. Rows never mix: a row's bits do not depend on what stands beside it.
 #pragma once
 
 #include "op_impl/cpu/gemm-inl.h"
@@ -12,40 +13,47 @@ namespace flashmla {
 namespace FLASHMLA_NS {
 
 constexpr float kMinusInf = -__builtin_inff();
+constexpr int kRowsPerVec = kLanes / 4;
 
-// Queries and running state of up to rows_max rows; memory laid out once by row_chunk_floats.
+// Queries and running state of up to rows_max rows.
 struct RowChunk {
   int64_t rows;         // rows in use
   int64_t d_qk, d_v;
-  int64_t wide;         // lanes of a full group: kLanes or kQkVecs * kLanes
-  float *qt;            // groups of [d_qk][lanes]: scaled queries, transposed
-  int64_t *limit;       // [rows padded]: keys that the row sees
-  float *m, *l;         // [rows padded]: running maximum and sum
+  float *qt;            // row groups behind each other, each [ceil(d_qk / 4)][vectors][kLanes]; scaled queries
+  int64_t *limit;       // [rows]: keys that the row sees
+  float *m, *l;         // [lds]: running maximum and sum
+  float *rescale;       // [lds]
   float *o;             // [rows, ldo]: running output, not yet divided by l
   int64_t ldo;
-  float *s;             // [kv_tile][wide]: scores, then probabilities, of one group
+  float *s;             // [kv_tile][lds]: scores, then probabilities
+  int64_t lds;
   int64_t min_limit, max_limit;
-  bool started;
+  bool started;         // o holds something
 
-  int64_t lanes_at(int64_t row) const { return rows - row > kLanes ? wide : kLanes; }
+  int64_t quads() const { return (d_qk + 3) / 4; }
+  int64_t vecs() const { return (rows + kRowsPerVec - 1) / kRowsPerVec; }
 };
 
-static inline int64_t padded_rows(int64_t rows) { return round_up(rows, kQkVecs * kLanes); }
-static inline int64_t row_chunk_floats(int64_t rows, int64_t d_qk, int64_t kv_tile) {
-  return padded_rows(rows) * (d_qk + 2 + 2) + kv_tile * kQkVecs * kLanes;
-}
+// Lanes of a row of S: the last row group's sums are stored by whole vectors.
+static inline int64_t padded_rows(int64_t rows) { return round_up(rows, kLanes) + kLanes; }
 
-static RowChunk make_row_chunk(float *memory, int64_t rows_max, int64_t d_qk, int64_t d_v, const TilingData &t) {
+static RowChunk make_row_chunk(Scratch &scratch, int64_t rows_max, int64_t d_qk, int64_t d_v, const TilingData &t) {
   RowChunk c = {};
   c.d_qk = d_qk;
   c.d_v = d_v;
-  c.wide = t.row_lanes >= kQkVecs * kLanes ? kQkVecs * kLanes : kLanes;
-  c.limit = reinterpret_cast<int64_t *>(memory);
-  c.m = memory + 2 * padded_rows(rows_max);
-  c.l = c.m + padded_rows(rows_max);
-  c.qt = c.l + padded_rows(rows_max);
-  c.s = c.qt + padded_rows(rows_max) * d_qk;
+  c.limit = scratch.alloc<int64_t>(rows_max);
+  c.m = scratch.alloc<float>(padded_rows(rows_max));
+  c.l = scratch.alloc<float>(padded_rows(rows_max));
+  c.rescale = scratch.alloc<float>(padded_rows(rows_max));
+  c.qt = scratch.alloc<float>(round_up(rows_max, kRowsPerVec) * round_up(d_qk, 4));
+  c.s = scratch.alloc<float>(t.kv_tile * padded_rows(rows_max));
   return c;
+}
+
+// Row groups: vectors of rows that QK holds in registers together, in even parts.
+static inline int64_t group_vecs(int64_t left) {
+  const int64_t groups = (left + kQkVecs - 1) / kQkVecs;
+  return (left + groups - 1) / groups;
 }
 
 // Starts a key range for rows whose output so far stands in o; started: o holds something already.
@@ -56,10 +64,12 @@ static void set_rows(RowChunk &c, int64_t rows, float *o, int64_t ldo, bool star
   c.started = started;
   c.min_limit = INT64_MAX;
   c.max_limit = 0;
-  // The lanes of the last group that hold no row: they see nothing.
-  for (int64_t row = rows; row < padded_rows(rows); ++row) {
-    c.limit[row] = 0;
-    c.m[row] = kMinusInf;
+  const int64_t last = c.vecs() - 1;
+  int64_t group = 0;
+  while (group + group_vecs(c.vecs() - group) <= last) group += group_vecs(c.vecs() - group);
+  c.lds = round_up(group * kRowsPerVec + round_up((c.vecs() - group) * kRowsPerVec, kLanes), kLanes);
+  for (int64_t row = rows; row < c.lds; ++row) {  // lanes without a row
+    c.m[row] = 0.0f;
     c.l[row] = 0.0f;
   }
 }
@@ -72,26 +82,28 @@ static void set_state(RowChunk &c, int64_t row, int64_t limit, float m, float l)
   if (limit > c.max_limit) c.max_limit = limit;
 }
 
-// Writes a row's query into its lane, the softmax scale folded in; rows must be set before, since they fix the groups.
-static void set_query(RowChunk &c, int64_t row, const float *q /* [d_qk] */, float scale) {
-  const int64_t group = row / c.wide * c.wide;
-  const int64_t lanes = c.lanes_at(group);
-  float *qt = c.qt + group * c.d_qk + (row - group);
-  for (int64_t d = 0; d < c.d_qk; ++d) qt[d * lanes] = q[d] * scale;
-}
-
-static void clear_unused_lanes(RowChunk &c) {
-  const int64_t group = (c.rows - 1) / c.wide * c.wide;
-  const int64_t lanes = c.lanes_at(group);
-  for (int64_t row = c.rows; row < group + lanes; ++row) {
-    float *qt = c.qt + group * c.d_qk + (row - group);
-    for (int64_t d = 0; d < c.d_qk; ++d) qt[d * lanes] = 0.0f;
+// Packs the queries of all rows, the softmax scale folded in; rows that fill up the last vector are zero.
+// load_query(row) gives the row's [d_qk] float32 query.
+template <typename LoadQuery>
+static void set_queries(RowChunk &c, float scale, const LoadQuery &load_query) {
+  const int64_t quads = c.quads();
+  int64_t row = 0;
+  for (int64_t group = 0; group < c.vecs();) {
+    const int64_t vecs = group_vecs(c.vecs() - group);
+    for (int64_t v = 0; v < vecs; ++v) {
+      for (int64_t i = 0; i < kRowsPerVec; ++i, ++row) {
+        float *to = c.qt + (group * quads + v) * kLanes + i * 4;
+        const float *q = row < c.rows ? load_query(row) : nullptr;
+        for (int64_t d = 0; d < quads * 4; ++d) to[d / 4 * vecs * kLanes + d % 4] = q && d < c.d_qk ? q[d] * scale : 0.0f;
+      }
+    }
+    group += vecs;
   }
 }
 
 // Rows of K by address arithmetic alone: row 8 b + j stands at base[b] plus one of these strides, scaled by the address unit.
-// Without them the compiler keeps a pointer a row, 13 of 24 of them on the stack, and reloading those costs more loads than
-// the two a cycle that feed the FMAs (52 % of the FMA peak instead of 72 %).
+// Without them the compiler keeps a pointer a row, most of them on the stack, and reloading those takes the load slots that
+// feed the FMAs.
 struct RowStrides {
   int64_t one, three, five, seven;  // bytes; opaque to the compiler, which would turn the sums back into pointers
   explicit RowStrides(int64_t ldk) : one(ldk * 4), three(one * 3), five(one * 5), seven(one * 7) {
@@ -105,108 +117,156 @@ FM_INLINE const float *k_row(const char *base, const RowStrides &s) {
   return reinterpret_cast<const float *>(base + offset);
 }
 
-// S[KEYS][NV lanes] = K Q^T for KEYS keys.
+// Sums of KEYS keys by NV vectors of rows.
 template <int KEYS, int NV>
-struct QkBlock {
+struct QkSums {
   VF acc[KEYS][NV];
-  const char *base[3];
 
-  template <int J>
-  FM_INLINE_MEMBER void step(const VF *q, const RowStrides &s) {
+  template <int J = 0>
+  FM_INLINE_MEMBER void add_quad(const char *const *base, const RowStrides &strides, const VF *q) {
     if constexpr (J < KEYS) {
-      const VF x = set1(*k_row<J>(base[J / 8], s));
+      const VF x = load_quad(k_row<J>(base[J / 8], strides));
       FM_UNROLL
       for (int v = 0; v < NV; ++v) acc[J][v] = fma(x, q[v], acc[J][v]);
-      step<J + 1>(q, s);
+      add_quad<J + 1>(base, strides, q);
     }
   }
 };
 
+// S[KEYS][NV * kRowsPerVec] = K Q^T. Elements d, d + 4, ... of a product are summed in ascending order, then the four sums
+// as (0 + 2) + (1 + 3), whatever KEYS and NV.
 template <int KEYS, int NV>
-FM_INLINE void qk_block(const float *qt /* [d][NV lanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides, int64_t d, float *s) {
-  QkBlock<KEYS, NV> block;
+FM_INLINE void qk_block(const float *qt /* [d / 4][NV][kLanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
+                        int64_t d, float *s, int64_t lds, const char *ahead, int64_t ahead_lines) {
+  QkSums<KEYS, NV> sums;
+  VF q[NV];
   FM_UNROLL
   for (int j = 0; j < KEYS; ++j)
     FM_UNROLL
-    for (int v = 0; v < NV; ++v) block.acc[j][v] = zero();
+    for (int v = 0; v < NV; ++v) sums.acc[j][v] = zero();
+  const char *base[(KEYS + 7) / 8];
   FM_UNROLL
-  for (int b = 0; b < 3; ++b) block.base[b] = reinterpret_cast<const char *>(k + b * 8 * ldk);
-  for (int64_t i = 0; i < d; ++i, qt += NV * kLanes) {
-    VF q[NV];
+  for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] = reinterpret_cast<const char *>(k + b * 8 * ldk);
+  for (int64_t i = 0; i < d / 4; ++i, qt += NV * kLanes) {
+    // Line by line over the whole loop: a burst would fill the queue of outstanding reads and stall the FMAs behind it.
+    if (2 * i < ahead_lines) {
+      __builtin_prefetch(ahead + 128 * i, 0, 2);
+      __builtin_prefetch(ahead + 128 * i + 64, 0, 2);
+    }
     FM_UNROLL
     for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
-    block.template step<0>(q, strides);
+    sums.add_quad(base, strides, q);
     FM_UNROLL
-    for (int b = 0; b < 3; ++b) block.base[b] += sizeof(float);
+    for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] += 4 * sizeof(float);
+  }
+  if (d % 4 != 0) {  // the last elements of a key, with nothing read behind them
+    float rest[KEYS * 4] = {};
+    for (int j = 0; j < KEYS; ++j)
+      for (int64_t e = 0; e < d % 4; ++e) rest[j * 4 + e] = k[j * ldk + d / 4 * 4 + e];
+    FM_UNROLL
+    for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
+    FM_UNROLL
+    for (int j = 0; j < KEYS; ++j)
+      FM_UNROLL
+      for (int v = 0; v < NV; ++v) sums.acc[j][v] = fma(load_quad(rest + j * 4), q[v], sums.acc[j][v]);
   }
   FM_UNROLL
   for (int j = 0; j < KEYS; ++j)
     FM_UNROLL
-    for (int v = 0; v < NV; ++v) store(s + (j * NV + v) * kLanes, block.acc[j][v]);
+    for (int v = 0; v < NV; v += 4) {
+      const VF none = zero();
+      const VF *a = sums.acc[j] + v;
+      store(s + j * lds + v * kRowsPerVec, sum_quads(a[0], v + 1 < NV ? a[1] : none, v + 2 < NV ? a[2] : none, v + 3 < NV ? a[3] : none));
+    }
 }
 
-template <int KEYS, int NV>
-static void qk(const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s /* [n][NV lanes] */) {
+// All keys of a tile for one row group.
+template <int NV>
+static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, bool fetch_ahead) {
+  constexpr int KEYS = kQkAccumulators / NV < 16 ? kQkAccumulators / NV : 16;
   const RowStrides strides(tile.ldk);
-  constexpr int kHalf = KEYS / 2, kQuarter = KEYS / 4 > 1 ? KEYS / 4 : 2;
+  const char *ahead = tile.ahead;
+  int64_t lines = fetch_ahead ? tile.ahead_lines : 0;
   for (int64_t j = 0; j < n;) {
     const float *k = tile.k + j * tile.ldk;
-    float *to = s + j * NV * kLanes;
-    if (n - j >= KEYS) { qk_block<KEYS, NV>(qt, k, tile.ldk, strides, d, to); j += KEYS; }
-    else if (n - j >= kHalf) { qk_block<kHalf, NV>(qt, k, tile.ldk, strides, d, to); j += kHalf; }
-    else if (n - j >= kQuarter) { qk_block<kQuarter, NV>(qt, k, tile.ldk, strides, d, to); j += kQuarter; }
-    else { qk_block<1, NV>(qt, k, tile.ldk, strides, d, to); ++j; }
+    float *to = s + j * lds;
+    const int64_t left = n - j;
+    const int64_t keys = left >= KEYS ? KEYS : left >= 4 ? (KEYS < 4 ? KEYS : 4) : 1;
+    const int64_t share = lines * keys / left;
+    if (keys == KEYS) qk_block<KEYS, NV>(qt, k, tile.ldk, strides, d, to, lds, ahead, share);
+    else if (keys == 4) qk_block<4, NV>(qt, k, tile.ldk, strides, d, to, lds, ahead, share);
+    else qk_block<1, NV>(qt, k, tile.ldk, strides, d, to, lds, ahead, share);
+    j += keys;
+    ahead += share * 64;
+    lines -= share;
+  }
+}
+
+static void qk(const RowChunk &c, const KvTile &tile, int64_t n) {
+  for (int64_t group = 0; group < c.vecs();) {
+    const int64_t vecs = group_vecs(c.vecs() - group);
+    const float *qt = c.qt + group * c.quads() * kLanes;
+    float *s = c.s + group * kRowsPerVec;
+    const bool first = group == 0;
+    switch (vecs) {
+      case 1: qk_group<1>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+      case 2: qk_group<2>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+      case 3: qk_group<3>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+#if defined(__AVX512F__)
+      case 4: qk_group<4>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+      case 5: qk_group<5>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+      case 6: qk_group<6>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+#endif
+    }
+    group += vecs;
   }
 }
 
 // Masked scores become -inf, whose exponential is exactly 0: a finite mask value would tie with valid very negative logits.
-static void mask_scores(float *s /* [n][lanes] */, int64_t lanes, int64_t first, int64_t n, const int64_t *limit /* [lanes] */) {
-  for (int64_t lane = 0; lane < lanes; ++lane)
-    for (int64_t j = limit[lane] > first ? limit[lane] - first : 0; j < n; ++j) s[j * lanes + lane] = kMinusInf;
+static void mask_scores(const RowChunk &c, int64_t first, int64_t n) {
+  for (int64_t row = 0; row < c.rows; ++row)
+    for (int64_t j = c.limit[row] > first ? c.limit[row] - first : 0; j < n; ++j) c.s[j * c.lds + row] = kMinusInf;
 }
 
 // S -> P = exp(S - max), updates m and l, and gives the factor by which the output so far is to be rescaled.
-static void online_softmax(float *s /* [n][lanes] */, int64_t lanes, int64_t n, float *m, float *l, float *rescale) {
-  for (int64_t v = 0; v < lanes; v += kLanes) {
-    const VF before = load(m + v);
+static void online_softmax(const RowChunk &c, int64_t n) {
+  for (int64_t row = 0; row < c.rows; row += kLanes) {
+    float *s = c.s + row;
+    const VF before = load(c.m + row);
     VF now = before;
-    for (int64_t j = 0; j < n; ++j) now = max(now, load(s + j * lanes + v));
+    for (int64_t j = 0; j < n; ++j) now = max(now, load(s + j * c.lds));
     // A row that has seen no key yet keeps -inf; prevent (-inf) - (-inf) = nan.
     const VF base = select_less(now, set1(-__FLT_MAX__), zero(), now);
     const VF factor = exp_nonpositive(sub(before, base));
-    VF sum = mul(load(l + v), factor);
+    VF sum = mul(load(c.l + row), factor);
     for (int64_t j = 0; j < n; ++j) {
-      const VF p = exp_nonpositive(sub(load(s + j * lanes + v), base));
+      const VF p = exp_nonpositive(sub(load(s + j * c.lds), base));
       sum = add(sum, p);
-      store(s + j * lanes + v, p);
+      store(s + j * c.lds, p);
     }
-    store(m + v, now);
-    store(l + v, sum);
-    store(rescale + v, factor);
+    store(c.m + row, now);
+    store(c.l + row, sum);
+    store(c.rescale + row, factor);
   }
+}
+
+// O = O * rescale + P V: the rescale happens on the way of O into the registers.
+static void pv(const RowChunk &c, const KvTile &tile, int64_t n) {
+  block_product<false>(c.rows, round_up(c.d_v, kPanelAlign), c.s, 1, c.lds, tile.v, tile.ldv, n, c.o, c.ldo,
+                       c.started ? Start::kRescale : Start::kZero, c.rescale);
 }
 
 // Attends the chunk's rows to keys [begin, end). load_tile(first, n) gives the tile as float32 rows.
 template <typename LoadTile>
 static void attend(RowChunk &c, int64_t begin, int64_t end, int64_t kv_tile, const LoadTile &load_tile) {
-  alignas(64) float rescale[kQkVecs * kLanes];
   if (end > c.max_limit) end = c.max_limit;
   for (int64_t first = begin; first < end; first += kv_tile) {
     const int64_t n = end - first < kv_tile ? end - first : kv_tile;
     const KvTile tile = load_tile(first, n);
-    const bool masked = first + n > c.min_limit;
-    for (int64_t row = 0; row < c.rows; row += c.wide) {
-      const int64_t lanes = c.lanes_at(row);
-      const int64_t rows = c.rows - row < lanes ? c.rows - row : lanes;
-      const float *qt = c.qt + row * c.d_qk;
-      if (lanes == kLanes) qk<kQkKeysNarrow, 1>(qt, tile, n, c.d_qk, c.s);
-      else qk<kQkKeysWide, kQkVecs>(qt, tile, n, c.d_qk, c.s);
-      if (masked) mask_scores(c.s, lanes, first, n, c.limit + row);
-      online_softmax(c.s, lanes, n, c.m + row, c.l + row, rescale);
-      // pv: O = O * rescale + P V, the rescale on the way of O into the registers.
-      block_product<false>(rows, round_up(c.d_v, kPanelAlign), c.s, 1, lanes, tile.v, tile.ldv, n, c.o + row * c.ldo, c.ldo,
-                           c.started ? Start::kRescale : Start::kZero, rescale);
-    }
+    qk(c, tile, n);
+    if (first + n > c.min_limit) mask_scores(c, first, n);
+    online_softmax(c, n);
+    pv(c, tile, n);
     c.started = true;
   }
 }

@@ -41,7 +41,7 @@ static void attend_requests(Workers &workers, AttentionRequest *requests, int64_
   Scratch &scratch = workers.scratch();
   PerThread *threads = scratch.alloc<PerThread>(workers.threads());
   for (int i = 0; i < workers.threads(); ++i) {
-    threads[i].chunk = make_row_chunk(scratch.alloc<float>(row_chunk_floats(rows_max, d_qk, t.kv_tile)), rows_max, d_qk, d_v, t);
+    threads[i].chunk = make_row_chunk(scratch, rows_max, d_qk, d_v, t);
     threads[i].tile = scratch.alloc<float>(t.kv_tile * ld_tile + kPanelAlign);
     threads[i].query = scratch.alloc<float>(d_qk);
     threads[i].packed = -1;
@@ -61,11 +61,8 @@ static void attend_requests(Workers &workers, AttentionRequest *requests, int64_
     RowChunk &chunk = own.chunk;
     set_rows(chunk, rows, r.o + state * ldo, ldo, false);
     const int64_t packed = item - split;  // queries stay packed over the splits of one chunk
-    for (int64_t i = 0; i < rows; ++i) {
-      set_state(chunk, i, limit(r, first_row + i), kMinusInf, 0.0f);
-      if (own.packed != packed) set_query(chunk, i, load_query(r, first_row + i, own.query), scale);
-    }
-    if (own.packed != packed) clear_unused_lanes(chunk);
+    for (int64_t i = 0; i < rows; ++i) set_state(chunk, i, limit(r, first_row + i), kMinusInf, 0.0f);
+    if (own.packed != packed) set_queries(chunk, scale, [&](int64_t i) { return load_query(r, first_row + i, own.query); });
     own.packed = packed;
     const Tile keys = split_at(r.seq, r.s_kv, int32_t(split));
     attend(chunk, keys.start, keys.start + keys.length, t.kv_tile, [&](int64_t first, int64_t n) {
@@ -73,6 +70,8 @@ static void attend_requests(Workers &workers, AttentionRequest *requests, int64_
       tile.k = gather_rows(cache, r.blocks, r.kv_head, first, n, ldo, own.tile, ld_tile, &tile.ldk);
       tile.v = tile.k;
       tile.ldv = tile.ldk;
+      const int64_t next = first + n, left = keys.start + keys.length - next;
+      look_ahead(tile, cache, r.blocks, next, left < t.kv_tile ? left : t.kv_tile);
       return tile;
     });
     if (!chunk.started)

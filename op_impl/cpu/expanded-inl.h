@@ -64,19 +64,18 @@ static void attend_tile(const Layer &layer, const ExpandedHead &head, const Toke
                         const KeyRange &keys, const float *q /* [tokens, ld] */, int64_t ld_q, RowChunk &chunk, float *query,
                         float *out /* [tokens, ld_out] */, int64_t ld_out) {
   const int64_t state = piece.row - g.row + token;
-  set_rows(chunk, tokens, head.o + state * layer.ld_v(), layer.ld_v(), keys.begin > 0);
-  for (int64_t i = 0; i < tokens; ++i) {
-    const int64_t position = piece.position + token + i;
+  const bool fresh = keys.begin == 0;
+  set_rows(chunk, tokens, head.o + state * layer.ld_v(), layer.ld_v(), !fresh);
+  for (int64_t i = 0; i < tokens; ++i)
+    set_state(chunk, i, piece.position + token + i + 1, fresh ? kMinusInf : head.m[state + i], fresh ? 0.0f : head.l[state + i]);
+  set_queries(chunk, layer.args.attrs.softmax_scale, [&](int64_t i) {
     copy_row(query, q + i * ld_q, layer.d_q());
-    rope(query + (layer.rope_full ? 0 : layer.d_n), layer.rope_row(position), layer.rope_dim);
-    set_query(chunk, i, query, layer.args.attrs.softmax_scale);
-    const bool first = keys.begin == 0;
-    set_state(chunk, i, position + 1, first ? kMinusInf : head.m[state + i], first ? 0.0f : head.l[state + i]);
-  }
-  clear_unused_lanes(chunk);
+    rope(query + (layer.rope_full ? 0 : layer.d_n), layer.rope_row(piece.position + token + i), layer.rope_dim);
+    return static_cast<const float *>(query);
+  });
   attend(chunk, keys.begin, keys.end, layer.tiling.kv_tile, [&](int64_t first, int64_t) {
     const int64_t at = keys.at + first - keys.begin;
-    return KvTile{head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v()};
+    return KvTile{head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v(), nullptr, 0};
   });
   const bool done = keys.end > piece.position + token + tokens - 1;
   for (int64_t i = 0; i < tokens; ++i) {
@@ -159,7 +158,7 @@ static void attention_expanded(Layer &layer, const TokenGroup &g) {
   float *buffers = scratch.alloc<float>(workers.threads() * buffer_floats);
   RowChunk *chunks = scratch.alloc<RowChunk>(workers.threads());
   for (int i = 0; i < workers.threads(); ++i)
-    chunks[i] = make_row_chunk(scratch.alloc<float>(row_chunk_floats(t.q_tile, layer.d_q(), t.kv_tile)), t.q_tile, layer.d_q(), layer.d_v, t);
+    chunks[i] = make_row_chunk(scratch, t.q_tile, layer.d_q(), layer.d_v, t);
 
   // y is summed over the head groups in float32: in the output itself where it has that form.
   const bool in_place = args.out.dtype == kFloat32 && layer.hidden % kPanelAlign == 0;

@@ -11,6 +11,8 @@ struct KvTile {
   int64_t ldk;
   const float *v;  // [n, ldv], readable up to the next multiple of 16 columns
   int64_t ldv;
+  const char *ahead;   // what the next tile will be read from, to be fetched into L2 while this one is at work
+  int64_t ahead_lines; // cache lines of it
 };
 
 // Only rows of the n keys asked for are read: what stands in the rest of a page never reaches a register.
@@ -35,6 +37,18 @@ static const float *gather_rows(const PagedCache &cache, const int32_t *blocks, 
     i += run;
   }
   return buffer;
+}
+
+// Names the lines of the page that holds key `first` and up to n keys behind it, for a cache whose rows are of one head.
+static void look_ahead(KvTile &tile, const PagedCache &cache, const int32_t *blocks, int64_t first, int64_t n) {
+  tile.ahead = nullptr;
+  tile.ahead_lines = 0;
+  if (n <= 0 || cache.h_kv != 1) return;
+  const int64_t offset = first % cache.block_size;
+  const int64_t run = cache.block_size - offset < n ? cache.block_size - offset : n;
+  const int64_t bytes = dtype_bytes(cache.data.dtype) * cache.d;
+  tile.ahead = static_cast<const char *>(cache.data.data) + (int64_t(blocks[first / cache.block_size]) * cache.block_size + offset) * bytes;
+  tile.ahead_lines = run * bytes / 64;
 }
 
 }  // namespace FLASHMLA_NS

@@ -4,9 +4,8 @@ using VF = __m256;
 constexpr int kLanes = 8;
 constexpr int kGemmRows = 6;    // 6 x 2 accumulators of the 16 registers
 constexpr int kGemmVecs = 2;
-constexpr int kQkVecs = 2;      // 2 x 6 or 1 x 12 accumulators
-constexpr int kQkKeysWide = 6;
-constexpr int kQkKeysNarrow = 12;
+constexpr int kQkVecs = 3;      // vectors of rows that QK holds at most
+constexpr int kQkAccumulators = 12;
 
 FM_INLINE VF load(const float *p) { return _mm256_loadu_ps(p); }
 FM_INLINE void store(float *p, VF v) { _mm256_storeu_ps(p, v); }
@@ -41,4 +40,14 @@ FM_INLINE void store(BFloat *p, VF v) {
   alignas(32) float lanes[kLanes];
   _mm256_store_ps(lanes, v);
   for (int i = 0; i < kLanes; ++i) p[i] = to_bfloat(lanes[i]);
+}
+
+// Four floats of memory in both halves of the vector.
+FM_INLINE VF load_quad(const float *p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128 *>(p)); }
+// The sum of each half of a, b, c, d: lanes [2 v, 2 v + 2) hold those of vector v.
+FM_INLINE VF sum_quads(VF a, VF b, VF c, VF d) {
+  const VF ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));  // a0+a2 b0+b2 a1+a3 b1+b3
+  const VF cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const VF sums = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));  // half i: a b c d of row i
+  return _mm256_permutevar8x32_ps(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }

@@ -4,9 +4,8 @@ using VF = __m512;
 constexpr int kLanes = 16;
 constexpr int kGemmRows = 6;    // 6 x 4 accumulators of the 32 registers
 constexpr int kGemmVecs = 4;
-constexpr int kQkVecs = 2;      // 2 x 12 or 1 x 24 accumulators
-constexpr int kQkKeysWide = 12;
-constexpr int kQkKeysNarrow = 24;
+constexpr int kQkVecs = 6;      // vectors of rows that QK holds at most
+constexpr int kQkAccumulators = 24;
 
 FM_INLINE VF load(const float *p) { return _mm512_loadu_ps(p); }
 FM_INLINE void store(float *p, VF v) { _mm512_storeu_ps(p, v); }
@@ -38,4 +37,14 @@ FM_INLINE void store(BFloat *p, VF v) {
   const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
   const __m512i narrow = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), rounded, quiet);
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(narrow));
+}
+
+// Four floats of memory in every quarter of the vector.
+FM_INLINE VF load_quad(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+// The sum of each quarter of a, b, c, d: lanes [4 v, 4 v + 4) hold those of vector v.
+FM_INLINE VF sum_quads(VF a, VF b, VF c, VF d) {
+  const VF ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));  // a0+a2 b0+b2 a1+a3 b1+b3
+  const VF cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const VF sums = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));  // quarter i: a b c d of row i
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
 }

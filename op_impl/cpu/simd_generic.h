@@ -5,9 +5,8 @@ typedef int32_t VI __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 constexpr int kGemmRows = 6;    // 6 x 2 accumulators of 16 registers
 constexpr int kGemmVecs = 2;
-constexpr int kQkVecs = 2;      // 2 x 6 or 1 x 12 accumulators
-constexpr int kQkKeysWide = 6;
-constexpr int kQkKeysNarrow = 12;
+constexpr int kQkVecs = 3;      // vectors of rows that QK holds at most
+constexpr int kQkAccumulators = 12;
 
 FM_INLINE VF load(const float *p) { VF v; __builtin_memcpy(&v, p, sizeof(v)); return v; }
 FM_INLINE void store(float *p, VF v) { __builtin_memcpy(p, &v, sizeof(v)); }
@@ -35,3 +34,9 @@ FM_INLINE VF load(const Half *p) { return VF{to_float(p[0]), to_float(p[1]), to_
 FM_INLINE VF load(const BFloat *p) { return VF{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}; }
 FM_INLINE void store(Half *p, VF v) { for (int i = 0; i < kLanes; ++i) p[i] = to_half(v[i]); }
 FM_INLINE void store(BFloat *p, VF v) { for (int i = 0; i < kLanes; ++i) p[i] = to_bfloat(v[i]); }
+
+FM_INLINE VF load_quad(const float *p) { return load(p); }
+// Lane v: the sum of vector v.
+FM_INLINE VF sum_quads(VF a, VF b, VF c, VF d) {
+  return VF{a[0], b[0], c[0], d[0]} + VF{a[2], b[2], c[2], d[2]} + (VF{a[1], b[1], c[1], d[1]} + VF{a[3], b[3], c[3], d[3]});
+}
