@@ -84,7 +84,8 @@ def require_backend():
     if implementation == "twin":
         raise RuntimeError("MS_FLASHMLA_IMPL: the twin of the Ascend kernel is not installed; use 'cpu'")
     if get_context("device_target") != "CPU":
-        raise RuntimeError(f"device_target {get_context('device_target')}: the Ascend package of ms_flashmla is not installed; use device_target 'CPU'")
+        raise RuntimeError(f"device_target {get_context('device_target')}: the Ascend package of ms_flashmla is not installed; use device_target "
+                           "'CPU'")
     isa(), num_threads()  # their environment variables fail here, before anything is built
     return library_path()
 

@@ -59,6 +59,12 @@ def check_layer_call(hidden_size, cache_dim, hidden, hidden_dtype, cache, cache_
         require_shape("residual", residual, hidden, f"that of hidden_states, {tuple(hidden)}")
 
 
+def is_view(tensor):
+    """True for a Tensor that shares the storage of another (slice, reshape, transpose): MindSpore hands an operator a copy of such a one,
+    contiguous or not, and shows it by asnumpy(), which copies a view and nothing else."""
+    return _lib.address(tensor.asnumpy()) != tensor.data_ptr()
+
+
 def host_int32(tensor):
     """A Tensor of int32 as a contiguous numpy array."""
     array = tensor.asnumpy()

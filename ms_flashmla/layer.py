@@ -68,7 +68,8 @@ class MLALayer(_FusedMLA):
 
     layer(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual=None) -> out
       hidden_states: [T, hidden_size] packed tokens with T = sum(q_seq_lens), or [B, S, hidden_size] where every q_seq_lens is S.
-      kv_cache: LatentKVCache.data, [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim]; rows of the new tokens are written in place.
+      kv_cache: LatentKVCache.data, [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim]; rows of the new tokens are written in place,
+        so it must not be a view of another Tensor.
       block_table: int32 [B, max_blocks]. q_seq_lens: int32 [B], new tokens. context_lens: int32 [B], tokens in the cache before the call.
       residual: None, or added to the result; shape and dtype of hidden_states. out: shape and dtype of hidden_states.
     Raises ValueError or TypeError, naming the argument, for a wrong rank, shape or dtype. Called from Python it raises RuntimeError, before
@@ -101,7 +102,10 @@ class MLALayer(_FusedMLA):
             dtypes.put(getattr(self, name), array)
 
     def export_hf_weights(self, prefix="model.layers.0.self_attn."):
-        """{prefix + HF name: numpy array of the layer's dtype}: what was loaded, bit for bit as cast. bfloat16 is mindspore.common.np_dtype.bfloat16."""
+        """{prefix + HF name: numpy array of the layer's dtype}: what was loaded, bit for bit as cast.
+
+        bfloat16 is mindspore.common.np_dtype.bfloat16.
+        """
         return weights.export(self.cfg, prefix, {name: getattr(self, name).asnumpy() for name in weights.layout(self.cfg)})
 
     def __call__(self, hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual=None):
@@ -122,6 +126,9 @@ class MLALayer(_FusedMLA):
             checks.require_tensor(name, value)
         if residual is not None:
             checks.require_tensor("residual", residual)
+        if not isinstance(kv_cache, ms.Parameter) and checks.is_view(kv_cache):
+            raise ValueError("kv_cache: a view (slice, reshape or transpose of another Tensor) is not allowed, because MindSpore hands an operator "
+                             "a copy of it and the written rows would be lost; it must be the data of a LatentKVCache or a Tensor of its own")
         checks.check_layer_call(self.hidden_size, self.cache_dim, hidden_states.shape, hidden_states.dtype, kv_cache.shape, kv_cache.dtype,
                                 block_table.shape, block_table.dtype, q_seq_lens.shape, q_seq_lens.dtype, context_lens.shape, context_lens.dtype,
                                 *((None, None) if residual is None else (residual.shape, residual.dtype)))

@@ -91,6 +91,14 @@ def test_a_cache_may_be_a_plain_tensor(mode, layer, cache):
         assert a.tobytes() == b.tobytes() and tensor.asnumpy().tobytes() == cache.data.asnumpy().tobytes()
 
 
+@pytest.mark.parametrize("view", [lambda t: t[1], lambda t: t[0], lambda t: t[:, ::2][0], lambda t: t[0].transpose(0, 2, 1).transpose(0, 2, 1),
+                                  lambda t: t.reshape(2 * BLOCKS, PAGE, -1)])
+def test_a_view_as_cache_is_refused(mode, layer, view):
+    """MindSpore would hand the operator a copy of it, and the written rows would be lost."""
+    with pytest.raises(ValueError, match="kv_cache: a view"):
+        layer(hidden(5), view(Tensor(np.zeros((2, BLOCKS, PAGE, CFG.cache_dim), np.float32))), TABLE, *LENGTHS)
+
+
 def test_strided_inputs_are_read_right(mode, layer):
     x, other = hidden(5), hidden(5, seed=4)
     plain, strided = fm.LatentKVCache(CFG, BLOCKS, PAGE), fm.LatentKVCache(CFG, BLOCKS, PAGE)

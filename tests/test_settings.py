@@ -37,6 +37,17 @@ def test_last_error_is_empty_at_first_and_threads_are_checked():
             fm.set_num_threads(bad)
 
 
+def test_backends_that_are_not_here_say_so(monkeypatch):
+    monkeypatch.setenv("MS_FLASHMLA_IMPL", "twin")
+    with pytest.raises(RuntimeError, match="twin"):
+        fm.MLALayer(CFG)
+    monkeypatch.setenv("MS_FLASHMLA_IMPL", "cpu")
+    fm.MLALayer(CFG)
+    monkeypatch.setattr(ms, "get_context", lambda key: "Ascend")
+    with pytest.raises(RuntimeError, match="device_target Ascend: the Ascend package"):
+        fm.MLALayer(CFG)
+
+
 @pytest.mark.parametrize("args, error, words", [
     ((1,), TypeError, "cfg"), ((CFG, ms.int8), TypeError, "dtype"), ((CFG, "float32"), TypeError, "dtype"), ((CFG, np.float32), TypeError, "dtype"),
 ])
