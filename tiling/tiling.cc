@@ -59,11 +59,18 @@ AttentionFlops attention_flops(const Problem& p, int32_t path, int64_t s_q, int6
   if (path == kAbsorbed) {
     flops.scores_and_values = 2 * (2 * r + d_r) * heads * pairs;
     flops.up_projection = p.hidden_size == 0 ? 0 : 2 * heads * (d_n + d_v) * r * s_q;
+  } else if (path == kValueAbsorbed) {
+    flops.scores_and_values = 2 * (d_n + r) * heads * pairs;
+    flops.up_projection = 2 * heads * r * (d_n * s_kv + d_v * s_q);
   } else {
     flops.scores_and_values = 2 * (d_n + d_r + d_v) * heads * pairs;
     flops.up_projection = 2 * heads * (d_n + d_v) * r * s_kv;
   }
   return flops;
+}
+
+const char* path_name(int32_t path) {
+  return path == kAbsorbed ? "absorbed" : path == kExpanded ? "expanded" : "value-absorbed";
 }
 
 TilingData make_tiling(const Problem& problem, const Machine& machine) {
@@ -83,26 +90,25 @@ SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_
   const int64_t rows = s_q * (p.num_heads / p.num_kv_heads);  // rows that share a latent
 
   SeqTiling seq{};
-  if (p.rope_mode == kRopeFull) {
-    seq.path = kExpanded;  // the rotation stands between W_UK and the latent
-  } else if (p.hidden_size == 0) {
-    seq.path = kAbsorbed;  // the bare operator is handed what to attend to
-  } else {
-    // Rows are padded to the lanes: (token, head) pairs together when absorbed, the tokens of each head when expanded,
-    // which is what makes few tokens dear there.
-    AttentionFlops absorbed = attention_flops(p, kAbsorbed, s_q, s_kv);
-    AttentionFlops expanded = attention_flops(p, kExpanded, s_q, s_kv);
-    double absorbed_padding = rows > 0 ? static_cast<double>(align_up(rows, pad)) / rows : 1;
-    double expanded_padding = s_q > 0 ? static_cast<double>(align_up(s_q, pad)) / s_q : 1;
-    double absorbed_cost = absorbed.scores_and_values * absorbed_padding + absorbed.up_projection;
-    double expanded_cost = expanded.scores_and_values * expanded_padding + expanded.up_projection;
-    seq.path = expanded_cost < absorbed_cost ? kExpanded : kAbsorbed;
+  const bool ascend = tiling.num_cores > 0;  // its kernel decompresses K and V of a tile together
+  seq.path = p.rope_mode == kRopeDecoupled ? kAbsorbed : ascend ? kExpanded : kValueAbsorbed;
+  const int64_t shared_rows = seq.path == kAbsorbed ? rows : s_q;  // rows of one pass: a decompressed K serves its own head only
+  if (p.hidden_size > 0 && seq.path != kExpanded) {  // the bare operator is handed what to attend to
+    // Rows are padded to the lanes: (token, head) pairs together when absorbed, the tokens of each head otherwise, which is
+    // what makes few tokens dear there.
+    const auto cost = [&](int32_t path, int64_t path_rows) {
+      const AttentionFlops flops = attention_flops(p, path, s_q, s_kv);
+      const double padding = path_rows > 0 ? static_cast<double>(align_up(path_rows, pad)) / path_rows : 1;
+      return flops.scores_and_values * padding + flops.up_projection;
+    };
+    if (cost(kExpanded, s_q) < cost(seq.path, shared_rows)) seq.path = kExpanded;
   }
 
   // Row groups already are work for the cores: splits only fill up to the work items of a sequence.
-  const int64_t row_groups = seq.path == kAbsorbed ? tile_count(rows, tiling.absorbed_rows) * p.num_kv_heads
-                                                   : tile_count(s_q, tiling.q_tile) * p.num_heads;
-  const int64_t items = seq.path == kAbsorbed ? tiling.max_splits : tiling.expanded_splits;
+  const bool expanded = seq.path == kExpanded;
+  const int64_t row_groups = expanded ? tile_count(s_q, tiling.q_tile) * p.num_heads
+                                      : tile_count(shared_rows, tiling.absorbed_rows) * (seq.path == kAbsorbed ? p.num_kv_heads : p.num_heads);
+  const int64_t items = expanded ? tiling.expanded_splits : tiling.max_splits;
   const int64_t splits = kv_splits(tiling, s_kv, items / std::max<int64_t>(1, row_groups));
   seq.split_len = align_up(std::max<int64_t>(1, ceil_div(s_kv, splits)), tiling.kv_tile);
   seq.num_splits = static_cast<int32_t>(std::max<int64_t>(1, tile_count(s_kv, seq.split_len)));

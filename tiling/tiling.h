@@ -67,6 +67,9 @@ struct AttentionFlops {
 };
 AttentionFlops attention_flops(const Problem& problem, int32_t path, int64_t s_q, int64_t s_kv);
 
+// "absorbed", "expanded" or "value-absorbed".
+const char* path_name(int32_t path);
+
 // Throws std::invalid_argument naming the field, its value and what is allowed.
 void check_problem(const Problem& problem);
 

@@ -23,7 +23,7 @@ const Machine& machine_named(const char* name) {
 
 void write_seq(JsonWriter& json, const SeqTiling& seq) {
   json.key("seq").begin_object();
-  json.member("path", seq.path == kAbsorbed ? "absorbed" : "expanded");
+  json.member("path", path_name(seq.path));
   json.member("num_splits", seq.num_splits).member("split_len", seq.split_len);
   json.end_object();
 }

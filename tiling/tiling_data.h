@@ -7,7 +7,9 @@ namespace flashmla {
 
 enum DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt32 = 3 };
 enum RopeMode : int32_t { kRopeDecoupled = 0, kRopeFull = 1 };
-enum AttentionPath : int32_t { kAbsorbed = 0, kExpanded = 1 };
+// Absorbed: attention on the latent itself. Expanded: K and V of a head decompressed. Value-absorbed, where RoPE turns the
+// whole decompressed key and stands between W_UK and the latent: K of a head decompressed, V the latent.
+enum AttentionPath : int32_t { kAbsorbed = 0, kExpanded = 1, kValueAbsorbed = 2 };
 
 inline constexpr int64_t dtype_bytes(int32_t dtype) { return dtype == kFloat32 || dtype == kInt32 ? 4 : 2; }
 
@@ -52,7 +54,7 @@ struct TilingData {
   int32_t kv_tile;           // keys a tile holds
   int32_t row_lanes;         // rows (head, token) packed side by side in the lanes of QK, at the most
   int32_t row_pad;           // rows are padded to a multiple of this
-  // absorbed path: rows are (token, head) pairs that share the latent
+  // absorbed paths: rows are (token, head) pairs that share the latent, or tokens of one head when only V is absorbed
   int32_t absorbed_rows;     // rows that share one pass over the KV tiles
   int32_t split_min;         // keys a KV split holds at least
   int32_t max_splits;        // splits of one sequence at the most

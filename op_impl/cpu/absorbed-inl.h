@@ -1,12 +1,14 @@
-// The absorbed path, for few new tokens: attention runs on the latent itself, q~ = q W_UK, o = (p c) W_UV.
+// The absorbed paths, for few new tokens: attention runs on the latent itself, q~ = q W_UK, o = (p c) W_UV. Where RoPE turns
+// the whole key (rope_mode full) W_UK cannot move to the query: K of a head is decompressed tile by tile, and V alone is
+// absorbed.
 #pragma once
 
-#include "op_impl/cpu/prolog-inl.h"
+#include "op_impl/cpu/decompress-inl.h"
 
 namespace flashmla {
 namespace FLASHMLA_NS {
 
-// q~ [tokens, heads, ld_query] = [q_nope W_UK | rope(q_pe)].
+// The queries of the absorbed path, q~ [tokens, heads, ld_query] = [q_nope W_UK | rope(q_pe)].
 static void absorb(const Layer &layer, const TokenGroup &g, float *query) {
   const int64_t ld_q = layer.heads * layer.ld_q(), ld_query = layer.heads * layer.ld_query();
   layer.workers.run(layer.heads, [&](int64_t h, int thread) {
@@ -22,8 +24,55 @@ static void absorb(const Layer &layer, const TokenGroup &g, float *query) {
   });
 }
 
+// The queries of the value-absorbed path, rotated in place: [tokens, heads, ld_q].
+static void rotate_queries(const Layer &layer, const TokenGroup &g) {
+  layer.workers.run(g.tokens, [&](int64_t i, int) {
+    const Piece &piece = piece_of(g, g.row + i);
+    const float *table = layer.rope_row(piece.position + (g.row + i - piece.row));
+    for (int64_t h = 0; h < layer.heads; ++h) rope(layer.q + (i * layer.heads + h) * layer.ld_q(), table, layer.rope_dim);
+  });
+}
+
+// Tiles of the value-absorbed path: K of the request's head decompressed and rotated in place, V the latent.
+struct DecompressedTiles {
+  const Layer &layer;
+  const CacheTiles latent;
+  float *w_uk;     // [heads] packed as decompress_keys takes them
+  float *buffers;  // [threads][kv_tile, ld_q]
+
+  explicit DecompressedTiles(const Layer &l)
+      : layer(l), latent(l.workers, l.args.cache, l.rank, l.tiling),
+        w_uk(l.workers.scratch().alloc<float>(l.heads * packed_size(1, l.d_n, l.rank))),
+        buffers(l.workers.scratch().alloc<float>(l.workers.threads() * l.tiling.kv_tile * l.ld_q())) {
+    layer.workers.run(layer.heads, [&](int64_t h, int thread) { transpose_w_uk(layer, h, head(h), thread); });
+  }
+  float *head(int64_t h) const { return w_uk + h * packed_size(1, layer.d_n, layer.rank); }
+
+  KvTile operator()(const AttentionRequest &r, int64_t first, int64_t n, int64_t end, int thread) const {
+    AttentionRequest shared = r;
+    shared.kv_head = 0;  // all heads read the one latent
+    KvTile tile = latent(shared, first, n, end, thread);
+    float *k = buffers + thread * layer.tiling.kv_tile * layer.ld_q();
+    decompress_keys(layer, head(r.kv_head), tile.v, tile.ldv, first, n, k, thread);
+    tile.k = k;
+    tile.ldk = layer.ld_q();
+    return tile;
+  }
+};
+
+// Which request a head of a piece belongs to, and which row of it a token of that head is.
+struct RequestLayout {
+  int64_t heads;
+  bool per_head;  // one request a head; else one for all heads, rows token by token
+  int64_t requests() const { return per_head ? heads : 1; }
+  int64_t request(int64_t piece, int64_t head) const { return per_head ? piece * heads + head : piece; }
+  int64_t row(int64_t token, int64_t head) const { return per_head ? token : token * heads + head; }
+  int64_t token(int64_t row) const { return per_head ? row : row / heads; }
+};
+
 // o [tokens, heads * d_v] = combine(splits) W_UV, head by head.
-static void combine_and_up_project(const Layer &layer, const TokenGroup &g, const AttentionRequest *requests, float *o) {
+static void combine_and_up_project(const Layer &layer, const TokenGroup &g, const AttentionRequest *requests, const RequestLayout &layout,
+                                   float *o) {
   constexpr int64_t kTokens = 32;  // of an item: enough rows to pay for widening a 16-bit W_UV
   Scratch &scratch = layer.workers.scratch();
   const int64_t ld_latent = layer.ld_latent(), ld_v = layer.ld_v();
@@ -35,7 +84,8 @@ static void combine_and_up_project(const Layer &layer, const TokenGroup &g, cons
     float *latent = memory + thread * kTokens * (ld_latent + ld_v), *up = latent + kTokens * ld_latent;
     for (int64_t i = 0; i < tokens; ++i) {
       const Piece &piece = piece_of(g, g.row + first + i);
-      combine(requests[&piece - g.pieces], (g.row + first + i - piece.row) * layer.heads + h, latent + i * ld_latent, ld_latent);
+      const AttentionRequest &r = requests[layout.request(&piece - g.pieces, h)];
+      combine(r, layout.row(g.row + first + i - piece.row, h), latent + i * ld_latent, ld_latent);
     }
     const GemmJob project = {latent, ld_latent, tokens, {layer.args.w_uv, h, 1, layer.d_v, layer.rank},
                              0, layer.rank, up, ld_v, false, nullptr};
@@ -48,28 +98,43 @@ static void combine_and_up_project(const Layer &layer, const TokenGroup &g, cons
 static void attention_absorbed(Layer &layer, const TokenGroup &g) {
   Workers &workers = layer.workers;
   Scratch &scratch = workers.scratch();
-  const int64_t heads = layer.heads, ld_query = layer.ld_query(), ld_latent = layer.ld_latent();
-  float *query = scratch.alloc<float>(g.tokens * heads * ld_query);
-  absorb(layer, g, query);
+  const int64_t heads = layer.heads, ld_latent = layer.ld_latent();
+  const float scale = layer.args.attrs.softmax_scale;
+  const RequestLayout layout = {heads, g.path == kValueAbsorbed};
 
-  AttentionRequest *requests = scratch.alloc<AttentionRequest>(g.num_pieces);
+  AttentionRequest *requests = scratch.alloc<AttentionRequest>(g.num_pieces * layout.requests());
   for (int64_t p = 0; p < g.num_pieces; ++p) {
     const Piece &piece = g.pieces[p];
-    AttentionRequest &r = requests[p];
-    r = {piece.blocks, p, 0, piece.tokens * heads, piece.position + piece.tokens, piece.seq, 0, 0, nullptr, nullptr, nullptr};
-    r.seq.num_splits = int32_t(tile_count(r.s_kv, r.seq.split_len));  // a piece may end before the sequence does
-    r.o = scratch.alloc<float>(split_rows(r) * ld_latent);
-    r.m = scratch.alloc<float>(split_rows(r));
-    r.l = scratch.alloc<float>(split_rows(r));
+    for (int64_t h = 0; h < layout.requests(); ++h) {
+      AttentionRequest &r = requests[layout.request(p, h)];
+      r = {piece.blocks, p, h, layout.per_head ? piece.tokens : piece.tokens * heads, piece.position + piece.tokens, piece.seq,
+           0, 0, nullptr, nullptr, nullptr};
+      r.seq.num_splits = int32_t(tile_count(r.s_kv, r.seq.split_len));  // a piece may end before the sequence does
+      r.o = scratch.alloc<float>(split_rows(r) * ld_latent);
+      r.m = scratch.alloc<float>(split_rows(r));
+      r.l = scratch.alloc<float>(split_rows(r));
+    }
   }
-  attend_requests(workers, requests, g.num_pieces, layer.args.cache, layer.rank, layer.args.attrs.softmax_scale, layer.tiling,
-                  [&](const AttentionRequest &r, int64_t row, float *) {
-                    return query + ((g.pieces[r.sequence].row - g.row) * heads + row) * ld_query;
-                  },
-                  [&](const AttentionRequest &r, int64_t row) { return g.pieces[r.sequence].position + row / heads + 1; });
+  const auto limit = [&](const AttentionRequest &r, int64_t row) { return g.pieces[r.sequence].position + layout.token(row) + 1; };
+  const auto first_token = [&](const AttentionRequest &r) { return g.pieces[r.sequence].row - g.row; };
+  const int64_t count = g.num_pieces * layout.requests();
+  if (layout.per_head) {
+    rotate_queries(layer, g);
+    attend_requests(workers, requests, count, layer.d_q(), layer.rank, scale, layer.tiling, DecompressedTiles(layer),
+                    [&](const AttentionRequest &r, int64_t row, float *) {
+                      return layer.q + ((first_token(r) + row) * heads + r.kv_head) * layer.ld_q();
+                    }, limit);
+  } else {
+    float *query = scratch.alloc<float>(g.tokens * heads * layer.ld_query());
+    absorb(layer, g, query);
+    attend_requests(workers, requests, count, layer.args.cache.d, layer.rank, scale, layer.tiling,
+                    CacheTiles(workers, layer.args.cache, layer.rank, layer.tiling),
+                    [&](const AttentionRequest &r, int64_t row, float *) { return query + (first_token(r) * heads + row) * layer.ld_query(); },
+                    limit);
+  }
 
   float *o = scratch.alloc<float>(g.tokens * heads * layer.d_v);
-  combine_and_up_project(layer, g, requests, o);
+  combine_and_up_project(layer, g, requests, layout, o);
 
   // epilog: y = residual + o W_o
   const Epilog epilog = layer_epilog(layer, g);

@@ -20,13 +20,33 @@ struct AttentionRequest {
 
 static inline int64_t split_rows(const AttentionRequest &r) { return r.rows * (r.seq.num_splits > 0 ? r.seq.num_splits : 1); }
 
-// Runs all (request, row chunk, split) items. load_query(request, row, buffer) gives a pointer to the row's [d_qk] float32
-// query, limit(request, row) the number of keys it sees.
-template <typename LoadQuery, typename Limit>
-static void attend_requests(Workers &workers, AttentionRequest *requests, int64_t count, const PagedCache &cache, int64_t d_v,
-                            float scale, const TilingData &t, const LoadQuery &load_query, const Limit &limit) {
-  const int64_t d_qk = cache.d;
-  const int64_t ld_tile = round_up(d_qk, kPanelAlign);
+// Tiles of a paged cache whose rows are keys and, in their first d_v elements, values.
+struct CacheTiles {
+  const PagedCache &cache;
+  int64_t d_v, kv_tile, ld, buffer_floats;
+  float *buffers;  // [threads][kv_tile, ld]
+
+  CacheTiles(Workers &workers, const PagedCache &paged, int64_t value_dim, const TilingData &t)
+      : cache(paged), d_v(value_dim), kv_tile(t.kv_tile), ld(round_up(paged.d, kPanelAlign)), buffer_floats(kv_tile * ld + kPanelAlign),
+        buffers(workers.scratch().alloc<float>(workers.threads() * buffer_floats)) {}
+
+  // Keys [first, first + n) of a range that ends at `end`.
+  KvTile operator()(const AttentionRequest &r, int64_t first, int64_t n, int64_t end, int thread) const {
+    KvTile tile;
+    tile.k = gather_rows(cache, r.blocks, r.kv_head, first, n, round_up(d_v, kPanelAlign), buffers + thread * buffer_floats, ld, &tile.ldk);
+    tile.v = tile.k;
+    tile.ldv = tile.ldk;
+    const int64_t left = end - first - n;
+    look_ahead(tile, cache, r.blocks, first + n, left < kv_tile ? left : kv_tile);
+    return tile;
+  }
+};
+
+// Runs all (request, row chunk, split) items. load_tile(request, first, n, end, thread) gives keys as float32 rows,
+// load_query(request, row, buffer) a pointer to the row's [d_qk] float32 query, limit(request, row) the number of keys it sees.
+template <typename LoadTile, typename LoadQuery, typename Limit>
+static void attend_requests(Workers &workers, AttentionRequest *requests, int64_t count, int64_t d_qk, int64_t d_v, float scale,
+                            const TilingData &t, const LoadTile &load_tile, const LoadQuery &load_query, const Limit &limit) {
   const int64_t ldo = round_up(d_v, kPanelAlign);
   int64_t items = 0, rows_max = 1;
   for (int64_t i = 0; i < count; ++i) {
@@ -37,12 +57,11 @@ static void attend_requests(Workers &workers, AttentionRequest *requests, int64_
     const int64_t rows = r.rows < t.absorbed_rows ? r.rows : t.absorbed_rows;
     if (rows > rows_max) rows_max = rows;
   }
-  struct PerThread { RowChunk chunk; float *tile, *query; int64_t packed; };
+  struct PerThread { RowChunk chunk; float *query; int64_t packed; };
   Scratch &scratch = workers.scratch();
   PerThread *threads = scratch.alloc<PerThread>(workers.threads());
   for (int i = 0; i < workers.threads(); ++i) {
     threads[i].chunk = make_row_chunk(scratch, rows_max, d_qk, d_v, t);
-    threads[i].tile = scratch.alloc<float>(t.kv_tile * ld_tile + kPanelAlign);
     threads[i].query = scratch.alloc<float>(d_qk);
     threads[i].packed = -1;
   }
@@ -65,15 +84,8 @@ static void attend_requests(Workers &workers, AttentionRequest *requests, int64_
     if (own.packed != packed) set_queries(chunk, scale, [&](int64_t i) { return load_query(r, first_row + i, own.query); });
     own.packed = packed;
     const Tile keys = split_at(r.seq, r.s_kv, int32_t(split));
-    attend(chunk, keys.start, keys.start + keys.length, t.kv_tile, [&](int64_t first, int64_t n) {
-      KvTile tile;
-      tile.k = gather_rows(cache, r.blocks, r.kv_head, first, n, ldo, own.tile, ld_tile, &tile.ldk);
-      tile.v = tile.k;
-      tile.ldv = tile.ldk;
-      const int64_t next = first + n, left = keys.start + keys.length - next;
-      look_ahead(tile, cache, r.blocks, next, left < t.kv_tile ? left : t.kv_tile);
-      return tile;
-    });
+    const int64_t end = keys.start + keys.length;
+    attend(chunk, keys.start, end, t.kv_tile, [&](int64_t first, int64_t n) { return load_tile(r, first, n, end, thread); });
     if (!chunk.started)
       for (int64_t i = 0; i < rows; ++i) zero_row(chunk.o + i * ldo, ldo);
     for (int64_t i = 0; i < rows; ++i) {

@@ -11,7 +11,7 @@ namespace FLASHMLA_NS {
 struct KeyRange { int64_t piece, begin, end, at; };
 
 struct ExpandedHead {
-  const float *w_uk;   // packed [rank][d_n] of the head, float32: the transpose of what the absorbed path reads
+  float *w_uk;         // of the head, from transpose_w_uk
   Storage w_uv;        // packed [d_v][rank] of the head, float32
   float *k;            // [kv_chunk, ld_q]
   float *v;            // [kv_chunk, ld_v]
@@ -19,44 +19,25 @@ struct ExpandedHead {
   float *m, *l;        // [tokens]
 };
 
-// W_UK of one head, [d_n][rank] in panels along rank, turned into panels along d_n; W_UV widened.
+// The head's weights as decompress_tile takes them.
 static void prepare_weights(const Layer &layer, int64_t h, float *w_uk, float *w_uv) {
-  const PackedWeight uk = {layer.args.w_uk, h, 1, layer.rank, layer.d_n}, uv = {layer.args.w_uv, h, 1, layer.d_v, layer.rank};
-  const PackedWeight to = {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank};
-  layer.workers.run(uk.panels() + 1, [&](int64_t p, int thread) {
-    if (p == uk.panels()) {
-      if (uv.data.dtype != kFloat32) widen_any(w_uv, uv.data, uv.offset(0), uv.n_padded() * uv.k);
-      return;
-    }
-    float *line = layer.wide + thread * layer.tiling.gemm_k_block * kPanel;
-    const int64_t first = uk.column(p), count = layer.rank - first < uk.width(p) ? layer.rank - first : uk.width(p);
-    for (int64_t q = 0; q < to.panels(); ++q) {
-      const int64_t width = to.width(q);
-      for (int64_t i = 0; i < width; ++i) {
-        const int64_t n = to.column(q) + i;
-        if (n < layer.d_n) widen_any(line, uk.data, uk.offset(p) + n * uk.width(p), count); else zero_row(line, count);
-        float *dst = w_uk + to.offset(q) + first * width + i;
-        for (int64_t r = 0; r < count; ++r) dst[r * width] = line[r];
-      }
-    }
+  const PackedWeight uv = {layer.args.w_uv, h, 1, layer.d_v, layer.rank};
+  const bool widen_uv = uv.data.dtype != kFloat32;
+  layer.workers.run(widen_uv ? 2 : 1, [&](int64_t item, int thread) {
+    if (item == 0) transpose_w_uk(layer, h, w_uk, thread);
+    else widen_any(w_uv, uv.data, uv.offset(0), uv.n_padded() * uv.k);
   });
 }
 
-// k = [c W_UK | k_pe] (rotated over the whole head when rope_mode is full), v = c W_UV for a tile of keys.
+// k = [c W_UK | k_pe] and v = c W_UV for a tile of keys.
 static void decompress_tile(const Layer &layer, const ExpandedHead &head, const Piece &piece, int64_t first, int64_t n, float *buffer,
                             float *k, float *v, int thread) {
   const int64_t d_c = layer.rank + layer.d_r;
   int64_t ld;
   const float *c = gather_rows(layer.args.cache, piece.blocks, 0, first, n, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
-  const GemmJob to_k = {c, ld, n, {{const_cast<float *>(head.w_uk), kFloat32}, 0, 1, layer.d_n, layer.rank},
-                        0, layer.rank, k, layer.ld_q(), false, nullptr};
+  decompress_keys(layer, head.w_uk, c, ld, first, n, k, thread);
   const GemmJob to_v = {c, ld, n, {head.w_uv, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
-  gemm_all(to_k, layer.tiling, layer.wide, thread);
   gemm_all(to_v, layer.tiling, layer.wide, thread);
-  for (int64_t j = 0; j < n; ++j) {
-    if (layer.rope_full) rope(k + j * layer.ld_q(), layer.rope_row(first + j), layer.rope_dim);
-    else copy_row(k + j * layer.ld_q() + layer.d_n, c + j * ld + layer.rank, layer.d_r);
-  }
 }
 
 // One query tile against the keys of a chunk; the first chunk starts the state, the last one writes the tile's output.

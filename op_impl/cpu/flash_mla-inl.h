@@ -19,8 +19,8 @@ static void flash_mla(const LayerArgs &args, ThreadPool::Session &session) {
   while (plan.next(&group)) {
     scratch.release(mark);
     prolog(layer, group);
-    if (group.path == kAbsorbed) attention_absorbed(layer, group);
-    else attention_expanded(layer, group);
+    if (group.path == kExpanded) attention_expanded(layer, group);
+    else attention_absorbed(layer, group);
   }
 }
 
@@ -51,7 +51,8 @@ static void flash_mla_with_kvcache(const AttendArgs &args, ThreadPool::Session &
         bytes += split_rows(r) * ldo * int64_t(sizeof(float));
       }
     }
-    attend_requests(workers, requests, count, args.cache, args.head_dim_v, args.softmax_scale, args.tiling,
+    attend_requests(workers, requests, count, d, args.head_dim_v, args.softmax_scale, args.tiling,
+                    CacheTiles(workers, args.cache, args.head_dim_v, args.tiling),
                     [&](const AttentionRequest &r, int64_t row, float *buffer) {
                       const int64_t token = row / per_kv, head = r.kv_head * per_kv + row % per_kv;
                       widen_any(buffer, args.q, ((r.sequence * args.s_q + token) * args.h_q + head) * d, d);

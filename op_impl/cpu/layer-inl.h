@@ -47,7 +47,7 @@ struct Layer {
   const float *x = nullptr;     // [tokens, hidden] float32 hidden states
   const float *q_in = nullptr;  // [tokens, ld_q_in]: what w_q multiplies, x or the normed low-rank q
   int64_t ld_q_in = 0;
-  float *q = nullptr;           // [tokens, heads * ld_q], absorbed path only
+  float *q = nullptr;           // [tokens, heads * ld_q], absorbed paths only
 
   Layer(const LayerArgs &layer_args, Workers &layer_workers)
       : args(layer_args), workers(layer_workers), tiling(args.tiling), heads(args.attrs.num_heads), rank(args.attrs.kv_lora_rank),
@@ -94,7 +94,7 @@ class GroupPlan {
       const int64_t context = batch.context_lens[sequence_];
       const SeqTiling seq = make_seq_tiling(layer_.args.problem, layer_.tiling, s_q, context + s_q);
       if (group->path >= 0 && seq.path != group->path) break;
-      const bool absorbed = seq.path == kAbsorbed;
+      const bool absorbed = seq.path != kExpanded;
       int64_t room = (absorbed ? layer_.tiling.absorbed_tokens : layer_.tiling.token_group) - group->tokens;
       const int64_t token_bytes = layer_.heads * seq.num_splits * layer_.ld_latent() * int64_t(sizeof(float));
       if (absorbed) {

@@ -46,7 +46,7 @@ static void prolog(Layer &layer, const TokenGroup &g) {
   // [c | k_pe] = x W_kva, beside it the first product on the way to q. The expanded path takes q head by head later.
   const int64_t ld_kv = round_up(layer.rank + layer.d_r, kPanelAlign);
   const int64_t ld_qa = round_up(layer.q_rank, kPanelAlign);
-  const bool low_rank = layer.q_rank > 0, all_heads = g.path == kAbsorbed;
+  const bool low_rank = layer.q_rank > 0, all_heads = g.path != kExpanded;
   float *kv = scratch.alloc<float>(g.tokens * ld_kv);
   float *q_a = low_rank ? scratch.alloc<float>(g.tokens * ld_qa) : nullptr;
   layer.q_in = low_rank ? q_a : layer.x;

@@ -1,0 +1,41 @@
+// Keys of one head from the latent, for the paths where W_UK does not move to the query.
+#pragma once
+
+#include "op_impl/cpu/prolog-inl.h"
+
+namespace flashmla {
+namespace FLASHMLA_NS {
+
+// W_UK of one head as float32 panels along d_n. It is stored as the absorbed path reads it, [d_n][rank] in panels along rank.
+static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk, int thread) {
+  const PackedWeight from = {layer.args.w_uk, h, 1, layer.rank, layer.d_n};
+  const PackedWeight to = {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank};
+  float *line = layer.wide + thread * layer.tiling.gemm_k_block * kPanel;
+  for (int64_t p = 0; p < from.panels(); ++p) {
+    const int64_t first = from.column(p), count = layer.rank - first < from.width(p) ? layer.rank - first : from.width(p);
+    for (int64_t q = 0; q < to.panels(); ++q) {
+      const int64_t width = to.width(q);
+      for (int64_t i = 0; i < width; ++i) {
+        const int64_t n = to.column(q) + i;
+        if (n < layer.d_n) widen_any(line, from.data, from.offset(p) + n * from.width(p), count); else zero_row(line, count);
+        float *dst = w_uk + to.offset(q) + first * width + i;
+        for (int64_t r = 0; r < count; ++r) dst[r * width] = line[r];
+      }
+    }
+  }
+}
+
+// k [n, ld_q] = [c W_UK | k_pe], or c W_UK rotated over the whole head when rope_mode is full, for keys first .. first + n.
+static void decompress_keys(const Layer &layer, float *w_uk /* from transpose_w_uk */, const float *c /* [n, ldc] */, int64_t ldc,
+                            int64_t first, int64_t n, float *k, int thread) {
+  const GemmJob up = {c, ldc, n, {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank}, 0, layer.rank, k, layer.ld_q(), false, nullptr};
+  gemm_all(up, layer.tiling, layer.wide, thread);
+  for (int64_t j = 0; j < n; ++j) {
+    float *row = k + j * layer.ld_q();
+    if (layer.rope_full) rope(row, layer.rope_row(first + j), layer.rope_dim);
+    else copy_row(row + layer.d_n, c + j * ldc + layer.rank, layer.d_r);
+  }
+}
+
+}  // namespace FLASHMLA_NS
+}  // namespace flashmla
