@@ -6,6 +6,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -52,3 +54,11 @@ def test_wheel_runs_away_from_its_source_tree(tmp_path):
     assert facts["library"] == str(site / "ms_flashmla" / "lib" / "libms_flashmla.so") and not facts["problems"]
     done = module("demo", "--json", "--checkpoint", str(ROOT / "tests" / "hf_cases" / "v2_lite"))
     assert done.returncode == 0 and json.loads(done.stdout)["passed"], done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("arguments", [["quickstart.py", str(ROOT / "tests" / "hf_cases" / "v3_yarn")], ["decoder_graph.py"]])
+def test_examples_run(arguments, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(ROOT / "examples" / arguments[0]), *arguments[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("|y|") >= 3
