@@ -9,6 +9,7 @@ from ._lib import library
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 ROPE_MODES = {"decoupled": 0, "full": 1}
+PATHS = {"absorbed", "expanded", "value-absorbed"}
 
 _INT32_FIELDS = ("hidden_size", "num_heads", "num_kv_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
                  "v_head_dim", "rope_mode", "act_dtype", "weight_dtype", "cache_dtype", "block_size")
@@ -118,11 +119,12 @@ def _buffer_rows(buffers):
 
 def render(result, problem):
     """The report as text for a terminal. result: of report(); problem: the Problem it was made for."""
-    taken, other = result["seq"]["path"], {"absorbed": "expanded", "expanded": "absorbed"}[result["seq"]["path"]]
+    taken = result["seq"]["path"]
     dtype = next(name for name, code in DTYPES.items() if code == problem.act_dtype)
     rope = next(name for name, code in ROPE_MODES.items() if code == problem.rope_mode)
-    # A CPU layer keeps one set of blocks for every call; on Ascend the blocks of the other path are those of another shape.
-    shown = [b for b in result["buffers"] if result["kind"] == "cpu" or b["stage"] != other]
+    # A CPU layer keeps one set of blocks for every call; on Ascend the blocks of other paths are those of another shape.
+    others = set() if result["kind"] == "cpu" else PATHS - {taken}
+    shown = [b for b in result["buffers"] if b["stage"] not in others]
     lines = [
         f"machine  {result['machine']}: {result['cores']} cores, peak {result['peak_gflops']:.0f} GFLOP/s, memory {result['gb_per_s']:.0f} GB/s",
         f"problem  {problem.num_heads} heads x ({problem.qk_nope_head_dim} + {problem.qk_rope_head_dim}), v {problem.v_head_dim}, latent {problem.kv_lora_rank}, "

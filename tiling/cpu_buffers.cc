@@ -9,7 +9,7 @@ using namespace int_math;
 
 namespace {
 
-// Prolog and epilog of a group of tokens, either path.
+// Prolog and epilog of a group of tokens, any path.
 std::vector<Matrix> group_scratch(const Problem& p, int64_t tokens) {
   std::vector<Matrix> list = {{"latents before the cache", tokens, aligned(latent_width(p))}};
   if (p.q_lora_rank > 0) list.push_back({"low-rank q", tokens, aligned(p.q_lora_rank)});
@@ -27,7 +27,7 @@ class BufferList {
     Buffer b;
     b.stage = stage_;
     b.name = matrix.name;
-    b.shape = "[" + std::to_string(matrix.rows) + ", " + std::to_string(matrix.cols) + "] float32";
+    b.shape = "[" + std::to_string(matrix.rows) + ", " + std::to_string(matrix.cols) + (matrix.element_bytes == 4 ? "] float32" : "] int64");
     b.bytes = matrix.bytes();
     b.memory = memory;
     b.capacity = capacity;
@@ -59,18 +59,19 @@ std::vector<Matrix> absorbed_scratch(const Problem& p, int64_t tokens) {
   std::vector<Matrix> list = group_scratch(p, tokens);
   const int64_t rows = tokens * p.num_heads;
   list.push_back({"q of all heads", tokens, p.num_heads * aligned(d_qk(p))});
-  list.push_back({"absorbed q", rows, aligned(latent_width(p))});
+  if (p.rope_mode == kRopeDecoupled) list.push_back({"absorbed q", rows, aligned(p.kv_lora_rank) + aligned(p.qk_rope_head_dim)});
   list.push_back({"outputs of all heads", tokens, int64_t{p.num_heads} * p.v_head_dim});
   list.push_back({"sums of W_o", tokens, aligned(p.hidden_size)});
   return list;
 }
 
 Matrix split_outputs(const Problem& p, const TilingData& t) {
-  const int64_t row_groups = ceil_div(p.num_heads / p.num_kv_heads, t.absorbed_rows) * p.num_kv_heads;
+  const bool per_head = p.rope_mode == kRopeFull;
+  const int64_t row_groups = per_head ? p.num_heads : ceil_div(p.num_heads / p.num_kv_heads, t.absorbed_rows) * p.num_kv_heads;
   const int64_t splits = std::max<int64_t>(1, t.max_splits / row_groups);
   const int64_t width = aligned(p.kv_lora_rank) + 2;
   const int64_t least = p.num_heads * splits, most = least * t.absorbed_tokens;
-  return {"outputs by split", clamp(kSplitOutputBytes / (4 * width), least, most), width};
+  return {"outputs by split", clamp(t.partial_bytes / (4 * width), least, most), width};
 }
 
 std::vector<Matrix> expanded_scratch(const Problem& p, const TilingData& t, int64_t tokens) {
@@ -85,33 +86,41 @@ std::vector<Matrix> expanded_scratch(const Problem& p, const TilingData& t, int6
 
 std::vector<Buffer> cpu_buffers(const Problem& p, const Machine& m, const TilingData& t) {
   BufferList list(m);
-  list.stage("absorbed");
-  list.add_sums("sums of QK, PV");
-  list.add_tiles(absorbed_tiles(p, t.absorbed_rows, t.kv_tile, t.row_lanes));
-  if (p.hidden_size == 0) {
-    list.add_scratch({split_outputs(p, t)});
-    return list.take();
+  const bool layer = p.hidden_size > 0;
+  const Matrix vectors = {"norms and biases", 1, layer ? 2 * latent_width(p) + 2 * p.q_lora_rank + p.hidden_size : 0};
+  if (const int32_t path = latent_path(p, t); path != kExpanded) {
+    list.stage(path_name(path));
+    list.add_sums("sums of QK, PV");
+    list.add_tiles(pass_tiles(p, path, t.absorbed_rows, t.kv_tile, m.vector_lanes));
+    if (layer) list.add_scratch(absorbed_scratch(p, t.absorbed_tokens));
+    if (path == kValueAbsorbed) list.add_scratch({transposed_w_uk(p)});
+    list.add_scratch({split_outputs(p, t), vectors});
   }
-  list.add_scratch(absorbed_scratch(p, t.absorbed_tokens));
-  list.add_scratch({split_outputs(p, t)});
+  if (!layer) return list.take();
+
+  if (latent_path(p, t) != kExpanded) {
+    list.stage("up-projection");
+    list.add_tiles(up_projection_tiles(p, t.up_tokens));
+  }
 
   list.stage("decompression");
   list.add_tiles(decompression_tiles(p, t.kv_tile));
 
   list.stage("expanded");
   list.add_sums("sums of QK, PV");
-  list.add_tiles(expanded_tiles(p, t.q_tile, t.kv_tile, t.row_lanes));
+  list.add_tiles(pass_tiles(p, kExpanded, t.q_tile, t.kv_tile, m.vector_lanes));
   list.add_scratch({{"W_UK of a head", aligned(p.qk_nope_head_dim), p.kv_lora_rank},
-                    {"W_UV of a head", aligned(p.v_head_dim), p.kv_lora_rank},
+                    {"W_UV of a head", p.weight_dtype == kFloat32 ? 0 : aligned(p.v_head_dim), p.kv_lora_rank},
                     {"k chunk of a head", t.kv_chunk, aligned(d_qk(p))},
                     {"v chunk of a head", t.kv_chunk, aligned(p.v_head_dim)}});
   list.add_scratch(expanded_scratch(p, t, t.token_group));
+  list.add_scratch({vectors});
 
   list.stage("projections");
   list.add_sums("sums of a register block");
   list.add({"weight block", t.gemm_k_block, m.gemm_panel_cols}, "L1", m.l1_bytes);
   list.add({"activation block", t.gemm_rows, t.gemm_k_block}, "L2", m.l2_bytes);
-  list.add({"sums of a work item", t.gemm_rows, m.gemm_panel_cols}, "L2", m.l2_bytes);
+  list.add({"sums of a work item", t.gemm_rows, int64_t{t.gemm_panels} * m.gemm_panel_cols}, "L2", m.l2_bytes);
   return list.take();
 }
 

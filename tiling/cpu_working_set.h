@@ -1,4 +1,4 @@
-// What the CPU kernel holds: the tiles of each path, and the scratch around them. All of it is float32.
+// What the CPU kernel holds: the tiles of each path, and the scratch around them.
 #pragma once
 
 #include <array>
@@ -11,11 +11,13 @@
 namespace flashmla {
 
 constexpr int64_t kColumnAlign = 16;  // rows of float32 start at multiples of this, as the packed panels do
+constexpr int64_t kQkDimPack = 4;     // elements of the head dimension that a row has in a vector of QK
 
 struct Matrix {
   const char* name;
   int64_t rows, cols;
-  int64_t bytes() const { return 4 * rows * cols; }
+  int64_t element_bytes = 4;  // float32; 8: int64
+  int64_t bytes() const { return element_bytes * rows * cols; }
 };
 
 template <typename Matrices>
@@ -29,26 +31,20 @@ inline int64_t aligned(int64_t columns) { return int_math::align_up(columns, kCo
 inline int64_t latent_width(const Problem& p) { return p.kv_lora_rank + p.qk_rope_head_dim; }
 inline int64_t d_qk(const Problem& p) { return p.qk_nope_head_dim + p.qk_rope_head_dim; }
 
-// Softmax state of a row: maximum, sum, and a 64-bit number of keys.
-constexpr int64_t kStateFloats = 4;
-
-// What a thread works on in a pass over KV tiles, absorbed: V is the first kv_lora_rank columns of the KV tile.
-inline std::array<Matrix, 5> absorbed_tiles(const Problem& p, int64_t rows, int64_t kv_tile, int64_t lanes) {
-  return {{{"kv tile", kv_tile, aligned(latent_width(p))},
-           {"q rows", rows, latent_width(p)},
-           {"output rows", rows, aligned(p.kv_lora_rank)},
-           {"scores of a lane group", kv_tile, lanes},
-           {"softmax state", rows, kStateFloats}}};
-}
-
-// The same for one query tile of one head, expanded.
-inline std::array<Matrix, 6> expanded_tiles(const Problem& p, int64_t q_tile, int64_t kv_tile, int64_t lanes) {
-  return {{{"k tile", kv_tile, aligned(d_qk(p))},
-           {"v tile", kv_tile, aligned(p.v_head_dim)},
-           {"q tile", q_tile, d_qk(p)},
-           {"output tile", q_tile, aligned(p.v_head_dim)},
-           {"scores of a lane group", kv_tile, lanes},
-           {"softmax state", q_tile, kStateFloats}}};
+// What a thread works on in a pass of `rows` rows over KV tiles. Absorbed: K is the latent with k_pe, and V is part of it;
+// value-absorbed: K of a head stands beside the latent; expanded: K and V of a head stand in its chunk.
+inline std::array<Matrix, 8> pass_tiles(const Problem& p, int32_t path, int64_t rows, int64_t kv_tile, int64_t lanes) {
+  const int64_t d_k = path == kAbsorbed ? latent_width(p) : d_qk(p);
+  const int64_t d_v = path == kExpanded ? p.v_head_dim : p.kv_lora_rank;
+  const int64_t score_rows = int_math::align_up(rows, lanes) + lanes;  // the last row group stores whole vectors
+  return {{{path == kAbsorbed ? "kv tile" : "k tile", kv_tile, aligned(d_k)},
+           {path == kExpanded ? "v tile" : "latent tile", path == kAbsorbed ? 0 : kv_tile, aligned(d_v)},
+           {"packed q rows", int_math::align_up(rows, lanes / kQkDimPack), int_math::align_up(d_k, kQkDimPack)},
+           {"q row to pack", 1, d_k},
+           {"scores", kv_tile, score_rows},
+           {"maximum, sum, rescale", 3, score_rows},
+           {"keys a row sees", rows, 1, 8},
+           {"output rows", rows, aligned(d_v)}}};
 }
 
 // What decompressing a tile of keys needs on a thread beside L1: the latent rows, and the K and V tile that they become.
@@ -58,12 +54,21 @@ inline std::array<Matrix, 3> decompression_tiles(const Problem& p, int64_t kv_ti
            {"v tile", kv_tile, aligned(p.v_head_dim)}}};
 }
 
+// Where V is absorbed: outputs of a head, joined over the splits, and what W_UV makes of them.
+inline std::array<Matrix, 2> up_projection_tiles(const Problem& p, int64_t tokens) {
+  return {{{"latent outputs", tokens, aligned(p.kv_lora_rank)}, {"outputs of a head", tokens, aligned(p.v_head_dim)}}};
+}
+
+// W_UK of all heads as the value-absorbed path decompresses with it: K of every head is needed at once.
+inline Matrix transposed_w_uk(const Problem& p) {
+  return {"W_UK of all heads", p.num_heads * aligned(p.qk_nope_head_dim), p.kv_lora_rank};
+}
+
 // Scratch of a group of tokens, all threads together; one token's is asked for to choose the size of a group.
 std::vector<Matrix> absorbed_scratch(const Problem& p, int64_t tokens);
 std::vector<Matrix> expanded_scratch(const Problem& p, const TilingData& t, int64_t tokens);
 
-// Outputs of the absorbed path by KV split: this many bytes cut a group of tokens short, but one token may take more.
-constexpr int64_t kSplitOutputBytes = 32 * int_math::kMiB;
+// Outputs of the absorbed paths by KV split.
 Matrix split_outputs(const Problem& p, const TilingData& t);
 
 }  // namespace flashmla

@@ -57,14 +57,18 @@ AttentionFlops attention_flops(const Problem& p, int32_t path, int64_t s_q, int6
   const double pairs = causal_pairs(s_q, s_kv);
   AttentionFlops flops;
   if (path == kAbsorbed) {
-    flops.scores_and_values = 2 * (2 * r + d_r) * heads * pairs;
-    flops.up_projection = p.hidden_size == 0 ? 0 : 2 * heads * (d_n + d_v) * r * s_q;
+    flops.scores = 2 * (r + d_r) * heads * pairs;
+    flops.values = 2 * r * heads * pairs;
+    flops.by_token = p.hidden_size == 0 ? 0 : 2 * heads * (d_n + d_v) * r * s_q;
   } else if (path == kValueAbsorbed) {
-    flops.scores_and_values = 2 * (d_n + r) * heads * pairs;
-    flops.up_projection = 2 * heads * r * (d_n * s_kv + d_v * s_q);
+    flops.scores = 2 * d_n * heads * pairs;
+    flops.values = 2 * r * heads * pairs;
+    flops.by_key = 2 * heads * d_n * r * s_kv;
+    flops.by_token = 2 * heads * d_v * r * s_q;
   } else {
-    flops.scores_and_values = 2 * (d_n + d_r + d_v) * heads * pairs;
-    flops.up_projection = 2 * heads * (d_n + d_v) * r * s_kv;
+    flops.scores = 2 * (d_n + d_r) * heads * pairs;
+    flops.values = 2 * d_v * heads * pairs;
+    flops.by_key = 2 * heads * (d_n + d_v) * r * s_kv;
   }
   return flops;
 }
@@ -85,30 +89,38 @@ int64_t kv_splits(const TilingData& tiling, int64_t s_kv, int64_t work_items) {
   return tiling.num_cores > 0 ? splits : int_math::floor_pow2(splits);
 }
 
-SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_q, int64_t s_kv) {
-  const int64_t pad = tiling.row_pad;
-  const int64_t rows = s_q * (p.num_heads / p.num_kv_heads);  // rows that share a latent
+int32_t latent_path(const Problem& p, const TilingData& tiling) {
+  if (p.rope_mode == kRopeDecoupled) return kAbsorbed;
+  return tiling.value_absorbed ? kValueAbsorbed : kExpanded;
+}
 
+int64_t key_passes(const Problem& p, const TilingData& t, int32_t path, int64_t s_q) {
+  if (path == kAbsorbed) return tile_count(s_q * (p.num_heads / p.num_kv_heads), t.absorbed_rows);
+  // A decompressed K serves the tokens of its own head only.
+  const int64_t tokens = path == kExpanded ? t.token_group : std::min(t.absorbed_rows, t.absorbed_tokens);
+  return p.num_heads * (tokens > 0 ? tile_count(s_q, tokens) : 1);  // Ascend groups no tokens
+}
+
+double path_cost(const Problem& p, const TilingData& t, int32_t path, int64_t s_q, int64_t s_kv) {
+  const AttentionFlops flops = attention_flops(p, path, s_q, s_kv);
+  const bool absorbed = path == kAbsorbed;
+  const int64_t rows = absorbed ? s_q * (p.num_heads / p.num_kv_heads) : s_q;
+  const int64_t d_qk = (absorbed ? p.kv_lora_rank : p.qk_nope_head_dim) + p.qk_rope_head_dim;
+  const auto padding = [](int64_t n, int64_t pack) { return n > 0 ? static_cast<double>(align_up(n, pack)) / n : 1; };
+  return flops.scores * padding(rows, t.qk_row_pack) * padding(d_qk, t.qk_dim_pack) + flops.values * padding(rows, t.pv_row_pack) +
+         flops.by_key * key_passes(p, t, path, s_q) / p.num_heads + flops.by_token;
+}
+
+SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_q, int64_t s_kv) {
   SeqTiling seq{};
-  const bool ascend = tiling.num_cores > 0;  // its kernel decompresses K and V of a tile together
-  seq.path = p.rope_mode == kRopeDecoupled ? kAbsorbed : ascend ? kExpanded : kValueAbsorbed;
-  const int64_t shared_rows = seq.path == kAbsorbed ? rows : s_q;  // rows of one pass: a decompressed K serves its own head only
-  if (p.hidden_size > 0 && seq.path != kExpanded) {  // the bare operator is handed what to attend to
-    // Rows are padded to the lanes: (token, head) pairs together when absorbed, the tokens of each head otherwise, which is
-    // what makes few tokens dear there.
-    const auto cost = [&](int32_t path, int64_t path_rows) {
-      const AttentionFlops flops = attention_flops(p, path, s_q, s_kv);
-      const double padding = path_rows > 0 ? static_cast<double>(align_up(path_rows, pad)) / path_rows : 1;
-      return flops.scores_and_values * padding + flops.up_projection;
-    };
-    if (cost(kExpanded, s_q) < cost(seq.path, shared_rows)) seq.path = kExpanded;
-  }
+  seq.path = latent_path(p, tiling);
+  const bool chooses = p.hidden_size > 0 && seq.path != kExpanded;  // the bare operator is handed what to attend to
+  if (chooses && path_cost(p, tiling, kExpanded, s_q, s_kv) < path_cost(p, tiling, seq.path, s_q, s_kv)) seq.path = kExpanded;
 
   // Row groups already are work for the cores: splits only fill up to the work items of a sequence.
-  const bool expanded = seq.path == kExpanded;
-  const int64_t row_groups = expanded ? tile_count(s_q, tiling.q_tile) * p.num_heads
-                                      : tile_count(shared_rows, tiling.absorbed_rows) * (seq.path == kAbsorbed ? p.num_kv_heads : p.num_heads);
-  const int64_t items = expanded ? tiling.expanded_splits : tiling.max_splits;
+  int64_t row_groups = p.num_heads * tile_count(s_q, seq.path == kExpanded ? tiling.q_tile : tiling.absorbed_rows);
+  if (seq.path == kAbsorbed) row_groups = p.num_kv_heads * tile_count(s_q * (p.num_heads / p.num_kv_heads), tiling.absorbed_rows);
+  const int64_t items = seq.path == kExpanded ? tiling.expanded_splits : tiling.max_splits;
   const int64_t splits = kv_splits(tiling, s_kv, items / std::max<int64_t>(1, row_groups));
   seq.split_len = align_up(std::max<int64_t>(1, ceil_div(s_kv, splits)), tiling.kv_tile);
   seq.num_splits = static_cast<int32_t>(std::max<int64_t>(1, tile_count(s_kv, seq.split_len)));

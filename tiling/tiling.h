@@ -58,12 +58,13 @@ struct TilingReport {
 
 TilingReport make_report(const Problem& problem, const Machine& machine);
 
-// Multiply-adds x2 of attention over all heads of one sequence, and what turns latents into heads, by path. Causal:
+// Multiply-adds x2 of attention over all heads of one sequence, and of what turns latents into heads, by path. Causal:
 // token i of s_q sees s_kv - s_q + i + 1 keys. Formulas: arXiv 2405.04434 (MLA), with the matrices absorbed or not.
 struct AttentionFlops {
-  double scores_and_values = 0;
-  double up_projection = 0;  // absorbed: per new token; expanded: per key
-  double total() const { return scores_and_values + up_projection; }
+  double scores = 0;
+  double values = 0;
+  double by_key = 0;    // K and V decompressed once
+  double by_token = 0;  // q and outputs through what is absorbed
 };
 AttentionFlops attention_flops(const Problem& problem, int32_t path, int64_t s_q, int64_t s_kv);
 

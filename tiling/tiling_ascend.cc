@@ -201,7 +201,7 @@ TilingData make_ascend_tiling(const Problem& p, const Machine& m) {
   check_dtypes(p, m);
   TilingData t{};
   t.num_cores = m.cores;
-  t.row_lanes = t.row_pad = kFractal;
+  t.qk_row_pack = t.qk_dim_pack = t.pv_row_pack = kFractal;
 
   if (takes_path(p, kAbsorbed)) t.absorbed = best_blocks(p, absorbed_shape(p), m).blocks.attention;
   if (takes_path(p, kExpanded)) {
@@ -315,7 +315,7 @@ void explain_expansion(const Problem& p, const PassShape& s, const Machine& m, T
                                     : what + " needs " + kib_text(bytes) + " beside the tiles of " + memory + ", capacity " +
                                           kib_text(capacity) + ": it passes in blocks");
   };
-  keep("W_UK, W_UV of a head", 2 * s.latent * (s.k_columns + s.d_v), "L1", m.l1_bytes, t.expand_k_block >= s.latent);
+  keep("W_UK with W_UV of a head", 2 * s.latent * (s.k_columns + s.d_v), "L1", m.l1_bytes, t.expand_k_block >= s.latent);
   if (!s.rotate) return;
   report->blocks.push_back({"rope_rows", t.rope_rows, "rows of the rope table in UB at a time"});
   keep("the rope table", 4 * p.s_kv * s.k_columns, "UB", m.ub_bytes, t.rope_rows >= p.s_kv);

@@ -24,19 +24,26 @@ constexpr int64_t kSplitMin = 512;  // below, merging the partial results outwei
 constexpr int32_t kMaxSplits = 32;  // work items of one sequence; twice the cores of a common server socket
 
 constexpr int64_t kAbsorbedTokens = 128;
-constexpr int64_t kGroupBytes = 80 * kMiB;  // scratch that grows with the tokens of a group
-constexpr int64_t kChunkBytes = 8 * kMiB;    // K and V of one head
+constexpr int64_t kGroupBytes = 80 * kMiB;       // scratch that grows with the tokens of a group
+constexpr int64_t kChunkBytes = 8 * kMiB;        // K and V of one head
+constexpr int64_t kPartialBytes = 32 * kMiB;     // outputs by split
+constexpr int64_t kTransposedBytes = 80 * kMiB;  // W_UK of all heads on the value-absorbed path
+
+constexpr int64_t kQkKeys = 4;       // keys whose sums QK holds in registers, so that a loaded q serves as many multiply-adds
+constexpr int64_t kUpTokens = 32;    // enough rows to pay for widening a 16-bit W_UV
+constexpr int64_t kGemmPanels = 12;  // a row of activations is read once for all of them
 
 // Half of L2 holds the tiles, the other half what streams through (cache rows, weights). A problem too large for that takes
 // all of L2 before it spills.
 int64_t tile_budget(const Machine& m) { return m.l2_bytes / 2; }
 
+// Of a pass that leaves V in the latent.
 int64_t absorbed_bytes(const Problem& p, int64_t rows, int64_t kv_tile, int64_t lanes) {
-  return total_bytes(absorbed_tiles(p, rows, kv_tile, lanes));
+  return total_bytes(pass_tiles(p, p.rope_mode == kRopeFull ? kValueAbsorbed : kAbsorbed, rows, kv_tile, lanes));
 }
 
 struct AbsorbedBlocks {
-  int64_t rows = 0;  // 0: nothing fits
+  int64_t rows = 0;  // a multiple of the lanes, which the softmax fills with rows; 0: nothing fits
   int64_t kv_tile = 0;
   double overhead = std::numeric_limits<double>::infinity();
 };
@@ -60,31 +67,34 @@ AbsorbedBlocks best_absorbed(const Problem& p, int64_t lanes, int64_t budget) {
 TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   TilingData t{};
 
-  // Twice the lanes halve the loads per multiply-add; the kernel takes a single vector where few rows are left.
-  t.row_pad = m.vector_lanes;
-  int64_t lanes = 2 * m.vector_lanes;
+  // QK holds kQkKeys keys by as many vectors of rows as the accumulators allow. PV takes the rows one by one, none is padded.
+  const int32_t lanes = m.vector_lanes;
+  t.qk_dim_pack = kQkDimPack;
+  t.qk_row_pack = lanes / kQkDimPack;
+  t.qk_row_group = static_cast<int32_t>(m.accumulators / kQkKeys) * t.qk_row_pack;
+  t.pv_row_pack = 1;
+
   AbsorbedBlocks blocks = best_absorbed(p, lanes, tile_budget(m));
-  if (blocks.rows == 0) {
-    lanes = m.vector_lanes;
-    blocks = best_absorbed(p, lanes, m.l2_bytes);
-  }
+  if (blocks.rows == 0) blocks = best_absorbed(p, lanes, m.l2_bytes);
   if (blocks.rows == 0) blocks = {lanes, kMinKvTile, 0};  // a latent beyond L2: the tiles live in scratch
-  t.row_lanes = static_cast<int32_t>(lanes);
   t.kv_tile = static_cast<int32_t>(blocks.kv_tile);
   t.absorbed_rows = static_cast<int32_t>(blocks.rows);
   t.split_min = kSplitMin;
   t.max_splits = kMaxSplits;
   t.expanded_splits = 1;  // heads and query tiles are work enough
   t.absorbed_tokens = static_cast<int32_t>(clamp(kGroupBytes / total_bytes(absorbed_scratch(p, 1)), 1, kAbsorbedTokens));
+  t.value_absorbed = p.rope_mode == kRopeFull && transposed_w_uk(p).bytes() <= kTransposedBytes;
+  t.up_tokens = kUpTokens;
+  t.partial_bytes = kPartialBytes;
 
   // expanded path
   int64_t q_tile = kQTile;
-  while (q_tile > kMinQTile && total_bytes(expanded_tiles(p, q_tile, t.kv_tile, lanes)) > tile_budget(m)) q_tile -= 8;
+  while (q_tile > kMinQTile && total_bytes(pass_tiles(p, kExpanded, q_tile, t.kv_tile, lanes)) > tile_budget(m)) q_tile -= 8;
   t.q_tile = static_cast<int32_t>(q_tile);
   const int64_t kv_row = 4 * std::max<int64_t>(1, aligned(d_qk(p)) + aligned(p.v_head_dim));
   t.kv_chunk = static_cast<int32_t>(align_down(clamp(kChunkBytes / kv_row, t.kv_tile, kMaxChunk), t.kv_tile));
-  // W_o takes about 512 columns at a time, so that the sums of its outputs are loaded and stored once per 512 multiply-adds.
-  t.head_group = static_cast<int32_t>(clamp(512 / std::max(1, p.v_head_dim), 1, p.num_heads));
+  // W_o takes about 1024 columns at a time, so that the sums of its outputs are loaded and stored once per 1024 multiply-adds.
+  t.head_group = static_cast<int32_t>(clamp(1024 / std::max(1, p.v_head_dim), 1, p.num_heads));
   // Every group of tokens decompresses the keys anew: as many as the scratch of a group allows.
   const int64_t tokens = clamp(kGroupBytes / total_bytes(expanded_scratch(p, t, 1)), 1, kMaxTokenGroup);
   t.token_group = static_cast<int32_t>(tokens < q_tile ? tokens : align_down(tokens, q_tile));
@@ -95,6 +105,7 @@ TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   const int64_t panel_row = 4 * m.gemm_panel_cols;
   t.gemm_k_block = static_cast<int32_t>(std::max<int64_t>(16, align_down(m.l1_bytes * 2 / 3 / panel_row, 16)));
   t.gemm_rows = static_cast<int32_t>(std::max<int64_t>(24, align_down(m.l1_bytes / panel_row, 24)));
+  t.gemm_panels = kGemmPanels;
   return t;
 }
 
@@ -102,29 +113,35 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
   const TilingData& t = report->tiling;
   report->blocks = {
       {"kv_tile", t.kv_tile, "keys of a tile"},
-      {"row_lanes", t.row_lanes, "(token, head) rows side by side in the lanes of QK, at the most"},
-      {"absorbed_rows", t.absorbed_rows, "rows that share a pass over the tiles"},
-      {"absorbed_tokens", t.absorbed_tokens, "tokens that are attended together, absorbed path"},
+      {"qk_row_pack", t.qk_row_pack, "rows of a vector of QK, which pads rows to a multiple of it"},
+      {"qk_dim_pack", t.qk_dim_pack, "elements of the head dimension that each has there"},
+      {"qk_row_group", t.qk_row_group, "rows that QK holds in registers together, at the most"},
+      {"absorbed_rows", t.absorbed_rows, "rows that share a pass over the tiles, absorbed paths"},
+      {"absorbed_tokens", t.absorbed_tokens, "tokens that are attended together, absorbed paths"},
+      {"up_tokens", t.up_tokens, "tokens of a head that pass through W_UV together, absorbed paths"},
+      {"partial_bytes", t.partial_bytes, "bytes of outputs by split that end a group of tokens, absorbed paths"},
       {"q_tile", t.q_tile, "query tokens of a tile, expanded path"},
       {"kv_chunk", t.kv_chunk, "keys of one head decompressed at a time"},
       {"token_group", t.token_group, "query tokens whose softmax state is held at a time, expanded path"},
       {"head_group", t.head_group, "heads that enter W_o together"},
       {"gemm_k_block", t.gemm_k_block, "K elements of a weight block"},
       {"gemm_rows", t.gemm_rows, "activation rows of a work item"},
+      {"gemm_panels", t.gemm_panels, "weight panels of a work item where rows are many"},
   };
   auto refuse = [&](const std::string& what, int64_t needs) {
     const char* share = needs > m.l2_bytes ? "capacity " : "half of it (the rest is for what streams through) is ";
     int64_t limit = needs > m.l2_bytes ? m.l2_bytes : tile_budget(m);
     report->reasons.push_back(what + " needs " + kib_text(needs) + " of L2, " + share + kib_text(limit));
   };
-  const int64_t wider_tile = 2 * t.kv_tile, more_rows = t.absorbed_rows + t.row_lanes;
-  if (int64_t needs = absorbed_bytes(p, t.absorbed_rows, wider_tile, t.row_lanes); needs > tile_budget(m)) {
+  const int32_t lanes = m.vector_lanes;
+  const int64_t wider_tile = 2 * t.kv_tile, more_rows = t.absorbed_rows + lanes;
+  if (int64_t needs = absorbed_bytes(p, t.absorbed_rows, wider_tile, lanes); needs > tile_budget(m)) {
     refuse("kv_tile " + std::to_string(wider_tile), needs);
   } else {
     report->reasons.push_back("kv_tile " + std::to_string(wider_tile) + " would fit, but rescaling costs under 2 % of the multiply-adds at " +
                               std::to_string(t.kv_tile) + " already");
   }
-  if (int64_t needs = absorbed_bytes(p, more_rows, t.kv_tile, t.row_lanes); needs > tile_budget(m)) {
+  if (int64_t needs = absorbed_bytes(p, more_rows, t.kv_tile, lanes); needs > tile_budget(m)) {
     refuse("absorbed_rows " + std::to_string(more_rows), needs);
   } else {
     report->reasons.push_back("absorbed_rows " + std::to_string(more_rows) +
@@ -132,17 +149,25 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
                               std::to_string(t.absorbed_rows) + " already");
   }
 
-  // Rows beyond absorbed_rows pass over the keys again, and so does each head of the expanded path; what L2 does not keep is read
-  // from memory anew.
-  const bool absorbed = report->seq.path == kAbsorbed;
-  const int64_t rows = p.s_q * (p.num_heads / p.num_kv_heads);
-  const int64_t passes = absorbed ? tile_count(rows, t.absorbed_rows) : p.num_heads * tile_count(p.s_q, t.token_group);
+  if (p.rope_mode == kRopeFull && !t.value_absorbed) {
+    report->reasons.push_back("value-absorbed would hold " + kib_text(transposed_w_uk(p).bytes()) + " of W_UK, transposed for all heads; at most " +
+                              kib_text(kTransposedBytes));
+  }
+
+  // Every pass reads the keys; what L2 does not keep is read from memory anew.
+  const int64_t passes = key_passes(p, t, report->seq.path, p.s_q);
   const int64_t key_bytes = p.s_kv * p.num_kv_heads * latent_width(p) * dtype_bytes(p.cache_dtype);
   report->bytes_read = report->least_bytes;
   if (passes > 1 && key_bytes > tile_budget(m) * m.cores) {
     report->bytes_read += static_cast<double>(passes - 1) * p.batch * key_bytes;
     report->reasons.push_back(std::to_string(passes) + " passes over the keys of a sequence, " + kib_text(key_bytes) +
                               " each: more than L2 keeps, so that memory may be read again (a last-level cache may save it)");
+  }
+  if (const int64_t w_uk = transposed_w_uk(p).bytes(); report->seq.path == kValueAbsorbed && w_uk > tile_budget(m) * m.cores) {
+    const int64_t groups = ceil_div(p.batch * p.s_q, t.absorbed_tokens);
+    report->bytes_read += 2.0 * groups * w_uk;
+    report->reasons.push_back("W_UK of all heads takes " + kib_text(w_uk) + ", transposed as float32: more than L2 keeps, so that each " +
+                              std::to_string(t.absorbed_tokens) + " tokens write it and read it again");
   }
 }
 

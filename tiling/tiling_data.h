@@ -50,15 +50,20 @@ struct AscendBlocks {
 // Blocks chosen for a layer on a machine. On a CPU the same for every call, so that a sequence's bits never depend on its
 // batch; on Ascend the configuration follows the shape of the call.
 struct TilingData {
-  // attention, both paths
+  // attention, all paths
   int32_t kv_tile;           // keys a tile holds
-  int32_t row_lanes;         // rows (head, token) packed side by side in the lanes of QK, at the most
-  int32_t row_pad;           // rows are padded to a multiple of this
+  int32_t qk_row_pack;       // rows (head, token) of a vector or fractal of QK, which pads the rows to a multiple of it
+  int32_t qk_dim_pack;       // elements of the head dimension that each of them has there; QK pads to a multiple of it
+  int32_t qk_row_group;      // CPU: rows that QK holds in registers together, at the most
+  int32_t pv_row_pack;       // rows that PV pads to a multiple of
   // absorbed paths: rows are (token, head) pairs that share the latent, or tokens of one head when only V is absorbed
   int32_t absorbed_rows;     // rows that share one pass over the KV tiles
   int32_t split_min;         // keys a KV split holds at least
   int32_t max_splits;        // splits of one sequence at the most
   int32_t absorbed_tokens;   // tokens whose latent outputs are held between attention and epilog
+  int32_t value_absorbed;    // 1: few tokens may take the value-absorbed path (rope_mode full, on a CPU)
+  int32_t up_tokens;         // tokens of a head that pass through W_UV together
+  int64_t partial_bytes;     // outputs by split that end a group of tokens; one token may take more
   // expanded path: K and V of one head are decompressed chunk by chunk
   int32_t q_tile;            // query tokens of a tile
   int32_t kv_chunk;          // keys decompressed at a time, one head
@@ -67,6 +72,7 @@ struct TilingData {
   // projections
   int32_t gemm_k_block;      // K elements a weight panel block holds
   int32_t gemm_rows;         // activation rows of one work item
+  int32_t gemm_panels;       // weight panels of one work item where there are rows enough for all cores
   // Ascend; 0 on a CPU. kv_tile, absorbed_rows and q_tile above repeat what the blocks below say.
   int32_t num_cores;         // AICs, each with two AIVs
   int32_t expanded_splits;   // KV splits of a sequence on the expanded path at the most; 1 on a CPU

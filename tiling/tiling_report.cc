@@ -1,5 +1,6 @@
 // What a Problem costs at least on a Machine, and the report that explains the blocks chosen for it.
 #include <algorithm>
+#include <cstdio>
 
 #include "tiling/tiling.h"
 #include "tiling/tiling_backends.h"
@@ -7,20 +8,18 @@
 namespace flashmla {
 namespace {
 
+// Weights of the projections in elements, without W_UK and W_UV.
 struct Projections {
-  double prolog_weights = 0;  // elements, both paths
-  double up_weights = 0;      // W_UK and W_UV together
-  double epilog_weights = 0;
+  double prolog = 0;
+  double epilog = 0;
 };
 
 Projections projection_weights(const Problem& p) {
   const double hidden = p.hidden_size, heads = p.num_heads, r = p.kv_lora_rank, d_qk = p.qk_nope_head_dim + p.qk_rope_head_dim;
   Projections w;
-  if (p.hidden_size == 0) return w;
-  w.prolog_weights = hidden * (r + p.qk_rope_head_dim);
-  w.prolog_weights += p.q_lora_rank > 0 ? p.q_lora_rank * (hidden + heads * d_qk) : hidden * heads * d_qk;
-  w.up_weights = heads * r * (p.qk_nope_head_dim + p.v_head_dim);
-  w.epilog_weights = heads * p.v_head_dim * hidden;
+  w.prolog = hidden * (r + p.qk_rope_head_dim);
+  w.prolog += p.q_lora_rank > 0 ? p.q_lora_rank * (hidden + heads * d_qk) : hidden * heads * d_qk;
+  w.epilog = heads * p.v_head_dim * hidden;
   return w;
 }
 
@@ -38,28 +37,41 @@ std::vector<StageBound> stage_bounds(const Problem& p, int32_t path, const Machi
   const double row = static_cast<double>(p.num_kv_heads) * (p.kv_lora_rank + p.qk_rope_head_dim) * cache;
   const AttentionFlops one = attention_flops(p, path, p.s_q, p.s_kv);
   double core_bytes = p.batch * static_cast<double>(p.s_kv) * row;
-  double core_flops = p.batch * one.scores_and_values;
+  double core_flops = p.batch * (one.scores + one.values + one.by_key);
   if (p.hidden_size == 0) {  // the bare operator also reads q and writes out
     core_bytes += tokens * p.num_heads * (2.0 * p.kv_lora_rank + p.qk_rope_head_dim) * act;
     return {stage("attention", core_bytes, core_flops, m)};
   }
 
-  // W_UK and W_UV turn q and outputs (absorbed) or keys and values (expanded): the stage that waits for them differs.
+  // An absorbed W_UK multiplies q, an absorbed W_UV the outputs; what is not absorbed decompresses keys and values. That
+  // decides which stage waits for it.
   const double heads = p.num_heads, r = p.kv_lora_rank;
-  double prolog_weights = w.prolog_weights, epilog_weights = w.epilog_weights;
-  double prolog_flops = 2 * w.prolog_weights * tokens, epilog_flops = 2 * w.epilog_weights * tokens;
-  if (path == kAbsorbed) {
-    prolog_weights += heads * r * p.qk_nope_head_dim;
-    epilog_weights += heads * r * p.v_head_dim;
-    prolog_flops += 2 * heads * r * p.qk_nope_head_dim * tokens;
-    epilog_flops += 2 * heads * r * p.v_head_dim * tokens;
-  } else {
-    core_bytes += w.up_weights * weight;
-    core_flops += p.batch * one.up_projection;
-  }
+  const double w_uk = heads * r * p.qk_nope_head_dim, w_uv = heads * r * p.v_head_dim;
+  const double prolog_weights = w.prolog + (path == kAbsorbed ? w_uk : 0);
+  const double epilog_weights = w.epilog + (path != kExpanded ? w_uv : 0);
+  core_bytes += ((path != kAbsorbed ? w_uk : 0) + (path == kExpanded ? w_uv : 0)) * weight;
+  const double prolog_flops = 2 * prolog_weights * tokens, epilog_flops = 2 * epilog_weights * tokens;
   return {stage("prolog", prolog_weights * weight + tokens * (p.hidden_size * act + row), prolog_flops, m),
           stage("attention", core_bytes, core_flops, m),
           stage("epilog", epilog_weights * weight + tokens * p.hidden_size * act, epilog_flops, m)};
+}
+
+std::string flops_text(double flops) {
+  char text[32];
+  const bool giga = flops >= 1e9;
+  std::snprintf(text, sizeof text, "%.4g %s", flops * (giga ? 1e-9 : 1e-6), giga ? "GFLOP" : "MFLOP");
+  return text;
+}
+
+// Why the path of a sequence was taken; "" for the bare operator, which has no choice.
+std::string path_reason(const Problem& p, const TilingData& t, int32_t taken) {
+  const int32_t absorbed = latent_path(p, t);
+  if (p.hidden_size == 0) return "";
+  if (absorbed == kExpanded) return "expanded at any length: RoPE over the whole head stands between W_UK and the latent";
+  const int32_t other = taken == kExpanded ? absorbed : kExpanded;
+  const auto cost = [&](int32_t path) { return flops_text(path_cost(p, t, path, p.s_q, p.s_kv)); };
+  return std::string("the ") + path_name(taken) + " path takes " + cost(taken) + " a sequence, " + path_name(other) + " would take " + cost(other) +
+         " (padding and repeated passes counted)";
 }
 
 }  // namespace
@@ -77,6 +89,7 @@ TilingReport make_report(const Problem& problem, const Machine& machine) {
   const bool cpu = machine.kind == kCpu;
   report.buffers = cpu ? cpu_buffers(problem, machine, report.tiling) : ascend_buffers(problem, machine, report.tiling);
   cpu ? explain_cpu(problem, machine, &report) : explain_ascend(problem, machine, &report);
+  if (const std::string reason = path_reason(problem, report.tiling, report.seq.path); !reason.empty()) report.reasons.push_back(reason);
   return report;
 }
 
