@@ -56,6 +56,7 @@ WRONG = {
     "cache of rank 2": (1, lambda x: x[0], ValueError, "kv_cache"),
     "cache of rank 4": (1, lambda x: x.reshape(*x.shape, 1), ValueError, "kv_cache"),
     "cache too narrow": (1, lambda x: x[..., 1:], ValueError, "kv_cache"),
+    "cache of empty blocks": (1, lambda x: to_ms(np.zeros((12, 0, 40))), ValueError, "kv_cache"),
     "cache of int32": (1, lambda x: x.astype(ms.int32), (ValueError, TypeError), "kv_cache"),
     "table of int64": (2, lambda x: x.astype(ms.int64), (ValueError, TypeError), "block_table"),
     "table of float": (2, lambda x: x.astype(ms.float32), (ValueError, TypeError), "block_table"),
@@ -248,6 +249,8 @@ def test_check_batch_is_the_same_check(run):
         args[at] = change(args[at])
         with pytest.raises(RuntimeError, match=words):
             fm.check_batch(run.cache.data, *args[2:5])
+    with pytest.raises((ValueError, RuntimeError), match="cache|block"):
+        fm.check_batch(to_ms(np.zeros((12, 0, 40))), *good[2:5])
 
 
 # ---- operators ---------------------------------------------------------------------------------------------------------------------------------------
@@ -267,6 +270,8 @@ WRONG_OP = {
     "k_cache of rank 2": dict(k_cache=lambda x: x[0, :, 0]),
     "k_cache of rank 5": dict(k_cache=lambda x: x.reshape(*x.shape, 1)),
     "heads that do not divide": dict(k_cache=lambda x: ms.ops.concat([x] * 3, 2)),
+    "no query heads": dict(q=lambda x: to_ms(np.zeros((2, 1, 0, 48)))),
+    "k_cache of empty pages": dict(k_cache=lambda x: to_ms(np.zeros((5, 0, 1, 48)))),
     "no kv heads": dict(k_cache=lambda x: to_ms(np.zeros((4, 16, 0, 48)))),
     "block_table of int64": dict(block_table=lambda x: x.astype(ms.int64)),
     "block_table of rank 1": dict(block_table=lambda x: x[0]),

@@ -1,5 +1,6 @@
 """What public reports say goes wrong in MLA layers and kernels, one small test a symptom."""
 import math
+import mmap
 
 import numpy as np
 import pytest
@@ -223,29 +224,30 @@ def test_interleaved_pairs_are_not_half_split_pairs():
 BLOCKS, WIDTH = 58_300, 576  # 58300 * 64 slots of 576: the last ones start past 2^31 elements (at slot 3,728,271)
 
 
-def lazy_cache(dtype=np.float16):
-    """Virtual memory that is never touched except where the test writes."""
-    cache = np.empty((BLOCKS, 64, WIDTH), dtype)
-    assert cache[-1].size and (BLOCKS - 1) * 64 * WIDTH > 2 ** 31
-    return cache
+def lazy_cache(dtype):
+    """Memory that costs nothing until it is touched, whatever the machine has: reserved pages without a reservation (MAP_NORESERVE, 0x4000)."""
+    size = BLOCKS * 64 * WIDTH * np.dtype(dtype).itemsize
+    assert (BLOCKS - 1) * 64 * WIDTH > 2 ** 31
+    return np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000), dtype).reshape(BLOCKS, 64, WIDTH)
 
 
-def test_slots_beyond_32_bits_are_read_right():
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_slots_beyond_32_bits_are_read_right(dtype):
     rng = np.random.default_rng(5)
-    cache = lazy_cache()
+    cache = lazy_cache(dtype)
     table = np.array([[BLOCKS - 1, 0, BLOCKS - 3]], np.int32)
-    cache[table[0]] = rng.standard_normal((3, 64, WIDTH)).astype(np.float16)
-    q = reference.rounded(rng.standard_normal((1, 2, 16, WIDTH)), "float16")
-    out, lse = fm.ops.flash_mla_with_kvcache(to_ms(q, "float16"), ms.Tensor.from_numpy(cache), to_ms(table, "int32"), to_ms([180], "int32"), 512, causal=True)
+    cache[table[0]] = rng.standard_normal((3, 64, WIDTH)).astype(dtype)
+    q = reference.rounded(rng.standard_normal((1, 2, 16, WIDTH)), dtype)
+    out, lse = fm.ops.flash_mla_with_kvcache(to_ms(q, dtype), ms.Tensor.from_numpy(cache), to_ms(table, "int32"), to_ms([180], "int32"), 512, causal=True)
     out_ref, lse_ref, _ = reference.flash_mla_with_kvcache(q, cache, table, [180], 512, causal=True)
-    assert_close(to_np(out), out_ref, "float16")
+    assert_close(to_np(out), out_ref, dtype)
     assert_lse(to_np(lse), lse_ref)
 
 
 def test_slots_beyond_32_bits_are_written_right():
     case = LayerCase("64 bit", dict(num_heads=2, kv_lora_rank=512, qk_rope_head_dim=64), cache="float16", block_size=64)
     run = Driver(case, num_blocks=2)
-    array = lazy_cache()
+    array = lazy_cache(np.float16)
     table = np.array([[BLOCKS - 1, BLOCKS - 2]], np.int32)
     hidden = run.inputs([70])[0]
     out = run.layer(to_ms(hidden), ms.Tensor.from_numpy(array), to_ms(table, "int32"), to_ms([70], "int32"), to_ms([0], "int32"))

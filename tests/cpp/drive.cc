@@ -215,17 +215,19 @@ void callers_at_once(Rng& rng) {
   callers.emplace_back([] {
     for (int n : {1, 3, 2, 5, 2}) fm_set_num_threads(n);
   });
-  callers.emplace_back([&layer, &hidden] {  // errors of one caller beside the work of others
-    Tensor cache = layer.cache(1, 16);
-    for (int i = 0; i < 5; ++i) {
-      try {
-        layer.run(rows(hidden, 0, 3), cache, {9}, {3}, {0});
-        std::exit(2);
-      } catch (const std::runtime_error&) {
-        require(*fm_last_error() != '\0', "the words of an error");
+  for (int32_t block : {7, 9})  // callers that fail beside the work of others, each with its own words
+    callers.emplace_back([&layer, &hidden, block] {
+      Tensor cache = layer.cache(1, 16);
+      for (int i = 0; i < 20; ++i) {
+        try {
+          layer.run(rows(hidden, 0, 3), cache, {block}, {3}, {0});
+          std::exit(2);
+        } catch (const std::runtime_error& error) {
+          require(std::strstr(error.what(), (" " + std::to_string(block) + ",").c_str()), std::string("words of another caller: ") + error.what());
+          require(*fm_last_error() != '\0', "the words of an error");
+        }
       }
-    }
-  });
+    });
   for (std::thread& caller : callers) caller.join();
   require(wrong == 0, "callers at once gave other bits than one caller");
 }
