@@ -48,6 +48,8 @@ def test_value_absorbed_figures_by_hand():
     assert shapes["scores"] == "[64, 144] float32" and shapes["keys a row sees"] == "[128, 1] int64"
     assert shapes["W_UK of all heads"] == "[1536, 512] float32"
     assert not any(b["stage"] == "absorbed" for b in result["buffers"])
+    latents = next(b for b in result["buffers"] if b["stage"] == "decompression")
+    assert (latents["name"], latents["shape"], latents["memory"]) == ("latents", "[192, 512] float32", "L2")
     assert any("value-absorbed path takes 3.273 GFLOP" in reason and "expanded would take 6.474 GFLOP" in reason for reason in result["reasons"])
 
 

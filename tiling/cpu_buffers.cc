@@ -104,7 +104,7 @@ std::vector<Buffer> cpu_buffers(const Problem& p, const Machine& m, const Tiling
   }
 
   list.stage("decompression");
-  list.add_tiles(decompression_tiles(p, t.kv_tile));
+  list.add_tiles(decompression_tiles(p, t.decompress_rows));
 
   list.stage("expanded");
   list.add_sums("sums of QK, PV");

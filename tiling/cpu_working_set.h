@@ -47,11 +47,9 @@ inline std::array<Matrix, 8> pass_tiles(const Problem& p, int32_t path, int64_t 
            {"output rows", rows, aligned(d_v)}}};
 }
 
-// What decompressing a tile of keys needs on a thread beside L1: the latent rows, and the K and V tile that they become.
-inline std::array<Matrix, 3> decompression_tiles(const Problem& p, int64_t kv_tile) {
-  return {{{"latent tile", kv_tile, aligned(latent_width(p))},
-           {"k tile", kv_tile, aligned(d_qk(p))},
-           {"v tile", kv_tile, aligned(p.v_head_dim)}}};
+// What decompressing keys for the expanded path needs on a thread beside L1: the latent rows, and the K and V that they become.
+inline std::array<Matrix, 3> decompression_tiles(const Problem& p, int64_t keys) {
+  return {{{"latents", keys, aligned(latent_width(p))}, {"k of a head", keys, aligned(d_qk(p))}, {"v of a head", keys, aligned(p.v_head_dim)}}};
 }
 
 // Where V is absorbed: outputs of a head, joined over the splits, and what W_UV makes of them.

@@ -106,6 +106,11 @@ TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   t.gemm_k_block = static_cast<int32_t>(std::max<int64_t>(16, align_down(m.l1_bytes * 2 / 3 / panel_row, 16)));
   t.gemm_rows = static_cast<int32_t>(std::max<int64_t>(24, align_down(m.l1_bytes / panel_row, 24)));
   t.gemm_panels = kGemmPanels;
+
+  // A weight block in L1 serves as many keys of a decompression as activation rows of a projection, where their latents fit.
+  int64_t keys = std::max<int64_t>(t.kv_tile, align_down(t.gemm_rows, t.kv_tile));
+  while (keys > t.kv_tile && total_bytes(decompression_tiles(p, keys)) > tile_budget(m)) keys -= t.kv_tile;
+  t.decompress_rows = static_cast<int32_t>(keys);
   return t;
 }
 
@@ -121,7 +126,8 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
       {"up_tokens", t.up_tokens, "tokens of a head that pass through W_UV together, absorbed paths"},
       {"partial_bytes", t.partial_bytes, "bytes of outputs by split that end a group of tokens, absorbed paths"},
       {"q_tile", t.q_tile, "query tokens of a tile, expanded path"},
-      {"kv_chunk", t.kv_chunk, "keys of one head decompressed at a time"},
+      {"kv_chunk", t.kv_chunk, "keys of one head that are held decompressed, expanded path"},
+      {"decompress_rows", t.decompress_rows, "keys of them that a work item decompresses"},
       {"token_group", t.token_group, "query tokens whose softmax state is held at a time, expanded path"},
       {"head_group", t.head_group, "heads that enter W_o together"},
       {"gemm_k_block", t.gemm_k_block, "K elements of a weight block"},

@@ -66,7 +66,8 @@ struct TilingData {
   int64_t partial_bytes;     // outputs by split that end a group of tokens; one token may take more
   // expanded path: K and V of one head are decompressed chunk by chunk
   int32_t q_tile;            // query tokens of a tile
-  int32_t kv_chunk;          // keys decompressed at a time, one head
+  int32_t kv_chunk;          // keys of one head that are held decompressed
+  int32_t decompress_rows;   // keys of them that a work item decompresses, a multiple of kv_tile
   int32_t token_group;       // query tokens whose softmax state is held at a time
   int32_t head_group;        // heads whose outputs enter W_o together
   // projections
