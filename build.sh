@@ -102,7 +102,7 @@ setup() {  # The stamp holds the list that was installed: nothing is installed t
   local python
   python=$(find_python)
   say "setting up .venv with $("$python" --version) (downloads MindSpore on the first run)"
-  [[ -x $venv/bin/python ]] || make_venv "$python"
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || make_venv "$python"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt"
   cp "$root/requirements.txt" "$stamp"
 }
