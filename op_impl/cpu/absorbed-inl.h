@@ -14,7 +14,7 @@ static void absorb(const Layer &layer, const TokenGroup &g, float *query) {
   layer.workers.run(layer.heads, [&](int64_t h, int thread) {
     const GemmJob up = {layer.q + h * layer.ld_q(), ld_q, g.tokens, {layer.args.w_uk, h, 1, layer.rank, layer.d_n},
                         0, layer.d_n, query + h * layer.ld_query(), ld_query, false, nullptr};
-    gemm_all(up, layer.tiling, layer.wide, thread);
+    gemm_all(up, layer.gemm, thread);
     for (int64_t i = 0; i < g.tokens; ++i) {
       const Piece &piece = piece_of(g, g.row + i);
       float *pe = query + i * ld_query + h * layer.ld_query() + layer.rank;
@@ -73,15 +73,15 @@ struct RequestLayout {
 // o [tokens, heads * d_v] = combine(splits) W_UV, head by head.
 static void combine_and_up_project(const Layer &layer, const TokenGroup &g, const AttentionRequest *requests, const RequestLayout &layout,
                                    float *o) {
-  constexpr int64_t kTokens = 32;  // of an item: enough rows to pay for widening a 16-bit W_UV
+  const int64_t item_tokens = layer.tiling.up_tokens;
   Scratch &scratch = layer.workers.scratch();
   const int64_t ld_latent = layer.ld_latent(), ld_v = layer.ld_v();
-  float *memory = scratch.alloc<float>(layer.workers.threads() * kTokens * (ld_latent + ld_v));
-  const int64_t blocks = (g.tokens + kTokens - 1) / kTokens;
+  float *memory = scratch.alloc<float>(layer.workers.threads() * item_tokens * (ld_latent + ld_v));
+  const int64_t blocks = (g.tokens + item_tokens - 1) / item_tokens;
   layer.workers.run(layer.heads * blocks, [&](int64_t item, int thread) {
-    const int64_t h = item / blocks, first = item % blocks * kTokens;
-    const int64_t tokens = g.tokens - first < kTokens ? g.tokens - first : kTokens;
-    float *latent = memory + thread * kTokens * (ld_latent + ld_v), *up = latent + kTokens * ld_latent;
+    const int64_t h = item / blocks, first = item % blocks * item_tokens;
+    const int64_t tokens = g.tokens - first < item_tokens ? g.tokens - first : item_tokens;
+    float *latent = memory + thread * item_tokens * (ld_latent + ld_v), *up = latent + item_tokens * ld_latent;
     for (int64_t i = 0; i < tokens; ++i) {
       const Piece &piece = piece_of(g, g.row + first + i);
       const AttentionRequest &r = requests[layout.request(&piece - g.pieces, h)];
@@ -89,7 +89,7 @@ static void combine_and_up_project(const Layer &layer, const TokenGroup &g, cons
     }
     const GemmJob project = {latent, ld_latent, tokens, {layer.args.w_uv, h, 1, layer.d_v, layer.rank},
                              0, layer.rank, up, ld_v, false, nullptr};
-    gemm_all(project, layer.tiling, layer.wide, thread);
+    gemm_all(project, layer.gemm, thread);
     for (int64_t i = 0; i < tokens; ++i)
       copy_row(o + (first + i) * layer.heads * layer.d_v + h * layer.d_v, up + i * ld_v, layer.d_v);
   });
@@ -141,7 +141,7 @@ static void attention_absorbed(Layer &layer, const TokenGroup &g) {
   const int64_t ld_y = round_up(layer.hidden, kPanelAlign);
   const GemmJob project = {o, heads * layer.d_v, g.tokens, {layer.args.w_o, 0, 1, layer.hidden, heads * layer.d_v},
                            0, heads * layer.d_v, scratch.alloc<float>(g.tokens * ld_y), ld_y, false, &epilog};
-  run_gemms(workers, &project, 1, layer.tiling, layer.wide);
+  run_gemms(workers, &project, 1, layer.gemm);
 }
 
 }  // namespace FLASHMLA_NS

@@ -93,8 +93,15 @@ static void set_queries(RowChunk &c, float scale, const LoadQuery &load_query) {
     for (int64_t v = 0; v < vecs; ++v) {
       for (int64_t i = 0; i < kRowsPerVec; ++i, ++row) {
         float *to = c.qt + (group * quads + v) * kLanes + i * 4;
-        const float *q = row < c.rows ? load_query(row) : nullptr;
-        for (int64_t d = 0; d < quads * 4; ++d) to[d / 4 * vecs * kLanes + d % 4] = q && d < c.d_qk ? q[d] * scale : 0.0f;
+        const int64_t d_q = row < c.rows ? c.d_qk : 0;
+        const float *q = d_q > 0 ? load_query(row) : nullptr;
+        for (int64_t quad = 0; quad < quads; ++quad, to += vecs * kLanes) {
+          if (quad * 4 + 4 <= d_q) {
+            for (int e = 0; e < 4; ++e) to[e] = q[quad * 4 + e] * scale;
+          } else {
+            for (int e = 0; e < 4; ++e) to[e] = quad * 4 + e < d_q ? q[quad * 4 + e] * scale : 0.0f;
+          }
+        }
       }
     }
     group += vecs;
@@ -250,10 +257,25 @@ static void online_softmax(const RowChunk &c, int64_t n) {
   }
 }
 
-// O = O * rescale + P V: the rescale happens on the way of O into the registers.
+// O = O * rescale + P V for rows [row, row + rows): the rescale happens on the way of O into the registers.
+static void pv_rows(const RowChunk &c, const KvTile &tile, int64_t row, int64_t rows, int64_t n, Ahead *ahead) {
+  block_product<false>(rows, round_up(c.d_v, kPanelAlign), c.s + row, 1, c.lds, tile.v, tile.ldv, n, c.o + row * c.ldo, c.ldo,
+                       c.started ? Start::kRescale : Start::kZero, c.rescale + row, ahead);
+}
+
 static void pv(const RowChunk &c, const KvTile &tile, int64_t n) {
-  block_product<false>(c.rows, round_up(c.d_v, kPanelAlign), c.s, 1, c.lds, tile.v, tile.ldv, n, c.o, c.ldo,
-                       c.started ? Start::kRescale : Start::kZero, c.rescale);
+  Ahead ahead[2] = {{reinterpret_cast<const char *>(tile.v_ahead), tile.v_ahead_rows, tile.ldv / 16, tile.ldv * 4}, {}};
+  pv_rows(c, tile, 0, c.rows, n, ahead);
+}
+
+// The diagonal: a row takes the values it may see and no others, so that a NaN in a later token's value, times a probability
+// of 0, cannot reach it.
+static void pv_masked(const RowChunk &c, const KvTile &tile, int64_t first, int64_t n) {
+  for (int64_t row = 0, end; row < c.rows; row = end) {
+    for (end = row + 1; end < c.rows && c.limit[end] == c.limit[row];) ++end;
+    const int64_t seen = c.limit[row] > first ? c.limit[row] - first : 0;
+    pv_rows(c, tile, row, end - row, seen < n ? seen : n, nullptr);
+  }
 }
 
 // Attends the chunk's rows to keys [begin, end). load_tile(first, n) gives the tile as float32 rows.
@@ -264,9 +286,14 @@ static void attend(RowChunk &c, int64_t begin, int64_t end, int64_t kv_tile, con
     const int64_t n = end - first < kv_tile ? end - first : kv_tile;
     const KvTile tile = load_tile(first, n);
     qk(c, tile, n);
-    if (first + n > c.min_limit) mask_scores(c, first, n);
-    online_softmax(c, n);
-    pv(c, tile, n);
+    if (first + n <= c.min_limit) {
+      online_softmax(c, n);
+      pv(c, tile, n);
+    } else {
+      mask_scores(c, first, n);
+      online_softmax(c, n);
+      pv_masked(c, tile, first, n);
+    }
     c.started = true;
   }
 }

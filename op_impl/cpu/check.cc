@@ -70,6 +70,13 @@ std::string check_shared_rows(const CacheGeometry &cache, const Batch &batch) {
   return "";
 }
 
+std::string check_geometry(const CacheGeometry &cache, int64_t batch, int64_t max_blocks) {
+  if (cache.num_blocks < 0 || cache.block_size < 1)
+    return "the cache has " + text(cache.num_blocks) + " blocks of " + text(cache.block_size) + " tokens, expected blocks of 1 token or more";
+  if (batch < 0 || max_blocks < 0) return "block_table has shape [" + text(batch) + ", " + text(max_blocks) + "]";
+  return "";
+}
+
 std::mutex error_mutex;
 std::string &error_text() {
   static std::string *text = new std::string;
@@ -79,6 +86,8 @@ std::string &error_text() {
 }  // namespace
 
 std::string check_batch(const CacheGeometry &cache, const Batch &batch, const BatchLimits &limits) {
+  const std::string geometry = check_geometry(cache, batch.size, batch.max_blocks);
+  if (!geometry.empty()) return geometry;
   int64_t tokens = 0;
   for (int64_t b = 0; b < batch.size; ++b) {
     const int64_t s_q = batch.q_seq_lens[b], context = batch.context_lens[b];
@@ -96,7 +105,7 @@ std::string check_batch(const CacheGeometry &cache, const Batch &batch, const Ba
     const int64_t keys = int64_t{batch.context_lens[b]} + batch.q_seq_lens[b];
     if (limits.max_positions >= 0 && keys > limits.max_positions)
       return "sequence " + text(b) + " reaches position " + text(keys - 1) + ", the RoPE table ends at " + text(limits.max_positions - 1) +
-             "; raise max_position_embeddings";
+             "; raise max_position_embeddings (longrope: set use_long_factors)";
     if (limits.index_topk > 0 && keys > limits.index_topk)
       return "sequence " + text(b) + " has " + text(keys) + " keys, more than index_topk = " + text(limits.index_topk) +
              "; beyond that the sparse indexer selects keys, which is not supported";
@@ -108,6 +117,8 @@ std::string check_batch(const CacheGeometry &cache, const Batch &batch, const Ba
 
 std::string check_cache_seqlens(const CacheGeometry &cache, int64_t batch, int64_t max_blocks, const int32_t *block_table,
                                 const int32_t *cache_seqlens) {
+  const std::string geometry = check_geometry(cache, batch, max_blocks);
+  if (!geometry.empty()) return geometry;
   for (int64_t b = 0; b < batch; ++b) {
     if (cache_seqlens[b] < 0) return "cache_seqlens[" + text(b) + "] is " + text(cache_seqlens[b]) + ", expected 0 or more";
     const std::string error = check_blocks(cache, b, block_table + b * max_blocks, max_blocks, cache_seqlens[b]);

@@ -32,7 +32,7 @@ struct CacheTiles {
 
   // Keys [first, first + n) of a range that ends at `end`.
   KvTile operator()(const AttentionRequest &r, int64_t first, int64_t n, int64_t end, int thread) const {
-    KvTile tile;
+    KvTile tile = {};
     tile.k = gather_rows(cache, r.blocks, r.kv_head, first, n, round_up(d_v, kPanelAlign), buffers + thread * buffer_floats, ld, &tile.ldk);
     tile.v = tile.k;
     tile.ldv = tile.ldk;

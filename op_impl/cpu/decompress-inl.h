@@ -10,7 +10,7 @@ namespace FLASHMLA_NS {
 static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk, int thread) {
   const PackedWeight from = {layer.args.w_uk, h, 1, layer.rank, layer.d_n};
   const PackedWeight to = {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank};
-  float *line = layer.wide + thread * layer.tiling.gemm_k_block * kPanel;
+  float *line = layer.gemm.wide(thread);
   for (int64_t p = 0; p < from.panels(); ++p) {
     const int64_t first = from.column(p), count = layer.rank - first < from.width(p) ? layer.rank - first : from.width(p);
     for (int64_t q = 0; q < to.panels(); ++q) {
@@ -29,7 +29,7 @@ static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk, int threa
 static void decompress_keys(const Layer &layer, float *w_uk /* from transpose_w_uk */, const float *c /* [n, ldc] */, int64_t ldc,
                             int64_t first, int64_t n, float *k, int thread) {
   const GemmJob up = {c, ldc, n, {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank}, 0, layer.rank, k, layer.ld_q(), false, nullptr};
-  gemm_all(up, layer.tiling, layer.wide, thread);
+  gemm_all(up, layer.gemm, thread);
   for (int64_t j = 0; j < n; ++j) {
     float *row = k + j * layer.ld_q();
     if (layer.rope_full) rope(row, layer.rope_row(first + j), layer.rope_dim);

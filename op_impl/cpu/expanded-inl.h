@@ -37,7 +37,7 @@ static void decompress_tile(const Layer &layer, const ExpandedHead &head, const 
   const float *c = gather_rows(layer.args.cache, piece.blocks, 0, first, n, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
   decompress_keys(layer, head.w_uk, c, ld, first, n, k, thread);
   const GemmJob to_v = {c, ld, n, {head.w_uv, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
-  gemm_all(to_v, layer.tiling, layer.wide, thread);
+  gemm_all(to_v, layer.gemm, thread);
 }
 
 // One query tile against the keys of a chunk; the first chunk starts the state, the last one writes the tile's output.
@@ -54,9 +54,15 @@ static void attend_tile(const Layer &layer, const ExpandedHead &head, const Toke
     rope(query + (layer.rope_full ? 0 : layer.d_n), layer.rope_row(piece.position + token + i), layer.rope_dim);
     return static_cast<const float *>(query);
   });
-  attend(chunk, keys.begin, keys.end, layer.tiling.kv_tile, [&](int64_t first, int64_t) {
-    const int64_t at = keys.at + first - keys.begin;
-    return KvTile{head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v(), nullptr, 0};
+  attend(chunk, keys.begin, keys.end, layer.tiling.kv_tile, [&](int64_t first, int64_t n) {
+    const int64_t at = keys.at + first - keys.begin, left = keys.end - first - n;
+    const int64_t next = left < layer.tiling.kv_tile ? left : layer.tiling.kv_tile;
+    KvTile tile = {head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v()};
+    tile.ahead = reinterpret_cast<const char *>(tile.k + n * tile.ldk);
+    tile.ahead_lines = next * tile.ldk / 16;
+    tile.v_ahead = tile.v + n * tile.ldv;
+    tile.v_ahead_rows = next;
+    return tile;
   });
   const bool done = keys.end > piece.position + token + tokens - 1;
   for (int64_t i = 0; i < tokens; ++i) {
@@ -90,17 +96,20 @@ static int64_t next_ranges(const TokenGroup &g, const TilingData &t, int64_t *pi
 static void attend_head(const Layer &layer, const TokenGroup &g, const ExpandedHead &head, const float *q, int64_t ld_q, float *out,
                         int64_t ld_out, KeyRange *ranges, RowChunk *chunks, float *buffers, int64_t buffer_floats) {
   const TilingData &t = layer.tiling;
+  const int64_t step = t.decompress_rows;
   int64_t piece = 0, begin = 0, keys = 0;
   while (const int64_t count = next_ranges(g, t, &piece, &begin, ranges, &keys)) {
-    layer.workers.run(keys / t.kv_tile, [&](int64_t item, int thread) {
-      int64_t r = count - 1;
-      while (ranges[r].at > item * t.kv_tile) --r;
-      const int64_t first = ranges[r].begin + item * t.kv_tile - ranges[r].at;
-      const int64_t n = ranges[r].end - first < t.kv_tile ? ranges[r].end - first : t.kv_tile;
-      decompress_tile(layer, head, g.pieces[ranges[r].piece], first, n, buffers + thread * buffer_floats,
-                      head.k + item * t.kv_tile * layer.ld_q(), head.v + item * t.kv_tile * layer.ld_v(), thread);
-    });
     int64_t items = 0;
+    for (int64_t r = 0; r < count; ++r) items += tile_count(ranges[r].end - ranges[r].begin, step);
+    layer.workers.run(items, [&](int64_t item, int thread) {
+      int64_t r = 0;
+      while (item >= tile_count(ranges[r].end - ranges[r].begin, step)) item -= tile_count(ranges[r].end - ranges[r].begin, step), ++r;
+      const Tile tile = tile_at(ranges[r].begin, ranges[r].end - ranges[r].begin, step, item);
+      const int64_t at = ranges[r].at + tile.start - ranges[r].begin;
+      decompress_tile(layer, head, g.pieces[ranges[r].piece], tile.start, tile.length, buffers + thread * buffer_floats,
+                      head.k + at * layer.ld_q(), head.v + at * layer.ld_v(), thread);
+    });
+    items = 0;
     for (int64_t r = 0; r < count; ++r) items += tile_count(g.pieces[ranges[r].piece].tokens, t.q_tile);
     // The last tiles see the most keys: they go first, so that no thread is left with a long one.
     layer.workers.run(items, [&](int64_t item, int thread) {
@@ -133,9 +142,10 @@ static void attention_expanded(Layer &layer, const TokenGroup &g) {
   ExpandedHead head = {w_uk, {w_uv, kFloat32}, scratch.alloc<float>(keys * ld_q), scratch.alloc<float>(keys * ld_v),
                        scratch.alloc<float>(g.tokens * ld_v), scratch.alloc<float>(g.tokens), scratch.alloc<float>(g.tokens)};
   float *q = scratch.alloc<float>(g.tokens * group * ld_q);
-  float *o = scratch.alloc<float>(g.tokens * group * layer.d_v);
+  const int64_t ld_o = group * layer.d_v + kPanelAlign;  // apart from the multiples of 1 KiB at which rows collide in L1
+  float *o = scratch.alloc<float>(g.tokens * ld_o);
   KeyRange *ranges = scratch.alloc<KeyRange>(g.num_pieces);
-  const int64_t buffer_floats = t.kv_tile * d_c + ld_q;
+  const int64_t buffer_floats = t.decompress_rows * d_c + ld_q;
   float *buffers = scratch.alloc<float>(workers.threads() * buffer_floats);
   RowChunk *chunks = scratch.alloc<RowChunk>(workers.threads());
   for (int i = 0; i < workers.threads(); ++i)
@@ -151,20 +161,20 @@ static void attention_expanded(Layer &layer, const TokenGroup &g) {
     const int64_t count = layer.heads - first < group ? layer.heads - first : group;
     const GemmJob project_q = {layer.q_in, layer.ld_q_in, g.tokens, {args.w_q, first, count, layer.d_q(), layer.q_width()},
                                0, layer.q_width(), q, group * ld_q, false, nullptr};
-    run_gemms(workers, &project_q, 1, t, layer.wide);
+    run_gemms(workers, &project_q, 1, layer.gemm);
     for (int64_t h = 0; h < count; ++h) {
       prepare_weights(layer, first + h, w_uk, w_uv);
       if (w_uv == nullptr) {
         const PackedWeight uv = {args.w_uv, first + h, 1, layer.d_v, layer.rank};
         head.w_uv.data = const_cast<float *>(element<float>(args.w_uv, uv.offset(0)));
       }
-      attend_head(layer, g, head, q + h * ld_q, group * ld_q, o + h * layer.d_v, group * layer.d_v, ranges, chunks, buffers, buffer_floats);
+      attend_head(layer, g, head, q + h * ld_q, group * ld_q, o + h * layer.d_v, ld_o, ranges, chunks, buffers, buffer_floats);
     }
     // epilog: y += o W_o for these heads, bias and residual with the last ones
     const int64_t k0 = first * layer.d_v, k1 = (first + count) * layer.d_v;
-    const GemmJob project = {o, group * layer.d_v, g.tokens, {args.w_o, 0, 1, layer.hidden, layer.heads * layer.d_v}, k0, k1, y, ld_y,
+    const GemmJob project = {o, ld_o, g.tokens, {args.w_o, 0, 1, layer.hidden, layer.heads * layer.d_v}, k0, k1, y, ld_y,
                              first > 0, k1 == layer.heads * layer.d_v ? &epilog : nullptr};
-    run_gemms(workers, &project, 1, t, layer.wide);
+    run_gemms(workers, &project, 1, layer.gemm);
   }
 }
 

@@ -32,48 +32,63 @@ static void flash_mla_with_kvcache(const AttendArgs &args, ThreadPool::Session &
   const int64_t h_kv = args.cache.h_kv, per_kv = args.h_q / h_kv, d = args.cache.d;
   const int64_t ldo = round_up(args.head_dim_v, kPanelAlign);
   float *row_buffer = scratch.alloc<float>(workers.threads() * ldo);
+  struct Part { int64_t sequence, token, tokens; };  // tokens [token, token + tokens) of a sequence's s_q
   const Scratch::Mark mark = scratch.mark();
-  // Sequence by sequence where the splits' outputs of all would be large.
-  for (int64_t first = 0; first < args.batch;) {
+  Part next = {0, 0, 0};
+  while (next.sequence < args.batch) {
     scratch.release(mark);
-    AttentionRequest *requests = scratch.alloc<AttentionRequest>((args.batch - first) * h_kv);
-    int64_t count = 0, bytes = 0, b = first;
-    for (; b < args.batch && (b == first || bytes < kPartialBytes); ++b) {
-      const int64_t s_kv = args.cache_seqlens[b];
+    // As many tokens at a time as the splits' outputs have room for; where a cut falls changes no bit.
+    const int64_t parts_max = args.batch - next.sequence;
+    Part *parts = scratch.alloc<Part>(parts_max);
+    AttentionRequest *requests = scratch.alloc<AttentionRequest>(parts_max * h_kv);
+    int64_t count = 0, room = args.tiling.partial_bytes;
+    while (next.sequence < args.batch && count < parts_max && room > 0) {
+      const int64_t s_kv = args.cache_seqlens[next.sequence];
       SeqTiling seq = make_seq_tiling(args.problem, args.tiling, args.s_q, s_kv);
       if (s_kv == 0) seq.num_splits = 0;
+      const int64_t token_bytes = args.h_q * (seq.num_splits > 0 ? seq.num_splits : 1) * ldo * int64_t(sizeof(float));
+      const int64_t left = args.s_q - next.token, affordable = room / token_bytes;
+      Part &part = parts[count];
+      part = {next.sequence, next.token, affordable >= left ? left : affordable > 0 ? affordable : count == 0 ? 1 : 0};
+      if (part.tokens == 0) break;
+      room -= part.tokens * token_bytes;
       for (int64_t h = 0; h < h_kv; ++h) {
-        AttentionRequest &r = requests[count++];
-        r = {args.block_table + b * args.max_blocks, b, h, args.s_q * per_kv, s_kv, seq, 0, 0, nullptr, nullptr, nullptr};
+        AttentionRequest &r = requests[count * h_kv + h];
+        r = {args.block_table + part.sequence * args.max_blocks, count, h, part.tokens * per_kv, s_kv, seq, 0, 0, nullptr, nullptr, nullptr};
         r.o = scratch.alloc<float>(split_rows(r) * ldo);
         r.m = scratch.alloc<float>(split_rows(r));
         r.l = scratch.alloc<float>(split_rows(r));
-        bytes += split_rows(r) * ldo * int64_t(sizeof(float));
       }
+      ++count;
+      next.token += part.tokens;
+      if (next.token == args.s_q) next = {next.sequence + 1, 0, 0};
     }
-    attend_requests(workers, requests, count, d, args.head_dim_v, args.softmax_scale, args.tiling,
+    const auto token_of = [&](const AttentionRequest &r, int64_t row) { return parts[r.sequence].token + row / per_kv; };
+    const auto q_row = [&](const AttentionRequest &r, int64_t row) {  // of q and out, [B, s_q, h_q]
+      return (parts[r.sequence].sequence * args.s_q + token_of(r, row)) * args.h_q + r.kv_head * per_kv + row % per_kv;
+    };
+    attend_requests(workers, requests, count * h_kv, d, args.head_dim_v, args.softmax_scale, args.tiling,
                     CacheTiles(workers, args.cache, args.head_dim_v, args.tiling),
                     [&](const AttentionRequest &r, int64_t row, float *buffer) {
-                      const int64_t token = row / per_kv, head = r.kv_head * per_kv + row % per_kv;
-                      widen_any(buffer, args.q, ((r.sequence * args.s_q + token) * args.h_q + head) * d, d);
+                      widen_any(buffer, args.q, q_row(r, row) * d, d);
                       return static_cast<const float *>(buffer);
                     },
                     [&](const AttentionRequest &r, int64_t row) {
-                      const int64_t limit = args.causal ? r.s_kv - args.s_q + row / per_kv + 1 : r.s_kv;  // bottom-right
+                      const int64_t limit = args.causal ? r.s_kv - args.s_q + token_of(r, row) + 1 : r.s_kv;  // bottom-right
                       return limit > 0 ? limit : 0;
                     });
-    workers.run(count * args.s_q, [&](int64_t item, int thread) {
-      const AttentionRequest &r = requests[item / args.s_q];
+    int64_t rows_max = 0;
+    for (int64_t i = 0; i < count; ++i) rows_max = parts[i].tokens * per_kv > rows_max ? parts[i].tokens * per_kv : rows_max;
+    workers.run(count * h_kv * rows_max, [&](int64_t item, int thread) {
+      const AttentionRequest &r = requests[item / rows_max];
+      const int64_t row = item % rows_max;
+      if (row >= r.rows) return;
       float *out = row_buffer + thread * ldo;
-      const int64_t token = item % args.s_q;
-      for (int64_t g = 0; g < per_kv; ++g) {
-        const int64_t head = r.kv_head * per_kv + g;
-        const float lse = combine(r, token * per_kv + g, out, ldo);
-        narrow_any(args.out, ((r.sequence * args.s_q + token) * args.h_q + head) * args.head_dim_v, out, args.head_dim_v);
-        args.lse[(r.sequence * args.h_q + head) * args.s_q + token] = lse;
-      }
+      const float lse = combine(r, row, out, ldo);
+      narrow_any(args.out, q_row(r, row) * args.head_dim_v, out, args.head_dim_v);
+      const int64_t head = r.kv_head * per_kv + row % per_kv;
+      args.lse[(parts[r.sequence].sequence * args.h_q + head) * args.s_q + token_of(r, row)] = lse;
     });
-    first = b;
   }
 }
 

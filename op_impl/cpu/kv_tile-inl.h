@@ -11,8 +11,11 @@ struct KvTile {
   int64_t ldk;
   const float *v;  // [n, ldv], readable up to the next multiple of 16 columns
   int64_t ldv;
-  const char *ahead;   // what the next tile will be read from, to be fetched into L2 while this one is at work
-  int64_t ahead_lines; // cache lines of it
+  // What the next tile will be read from, fetched into L2 while this one is at work: by qk, and by pv where V stands apart.
+  const char *ahead = nullptr;
+  int64_t ahead_lines = 0;
+  const float *v_ahead = nullptr;  // [v_ahead_rows, ldv]
+  int64_t v_ahead_rows = 0;
 };
 
 // Only rows of the n keys asked for are read: what stands in the rest of a page never reaches a register.

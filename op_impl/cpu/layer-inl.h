@@ -41,7 +41,7 @@ struct Layer {
 
   // float32 copies of the small vectors
   const float *kv_norm, *q_norm, *b_q_a, *b_kv_a, *b_o;
-  float *wide;                  // [threads][gemm_k_block * kPanel]
+  GemmScratch gemm;
 
   // of the current group, written by prolog
   const float *x = nullptr;     // [tokens, hidden] float32 hidden states
@@ -56,7 +56,7 @@ struct Layer {
         kv_norm(widened(workers.scratch(), args.kv_norm, rank)), q_norm(widened(workers.scratch(), args.q_norm, q_rank)),
         b_q_a(widened(workers.scratch(), args.b_q_a, q_rank)), b_kv_a(widened(workers.scratch(), args.b_kv_a, rank + d_r)),
         b_o(widened(workers.scratch(), args.b_o, hidden)),
-        wide(workers.scratch().alloc<float>(workers.threads() * tiling.gemm_k_block * kPanel)) {}
+        gemm(workers, tiling) {}
 
   int64_t d_q() const { return d_n + d_r; }
   int64_t q_width() const { return q_rank > 0 ? q_rank : hidden; }
@@ -70,9 +70,6 @@ struct Layer {
 static inline Epilog layer_epilog(const Layer &layer, const TokenGroup &g) {
   return {layer.args.out, layer.args.residual, g.row, layer.b_o, layer.hidden};
 }
-
-// What an absorbed group's splits leave before they are combined stays below this.
-constexpr int64_t kPartialBytes = int64_t{32} << 20;
 
 // Walks the tokens in order and cuts them into groups. Neighbours with the same path share a group, so that the weights
 // are read once for all of them; where a cut falls changes no bit, since rows never mix.
@@ -98,7 +95,7 @@ class GroupPlan {
       int64_t room = (absorbed ? layer_.tiling.absorbed_tokens : layer_.tiling.token_group) - group->tokens;
       const int64_t token_bytes = layer_.heads * seq.num_splits * layer_.ld_latent() * int64_t(sizeof(float));
       if (absorbed) {
-        const int64_t affordable = (kPartialBytes - partial_bytes) / token_bytes;
+        const int64_t affordable = (layer_.tiling.partial_bytes - partial_bytes) / token_bytes;
         room = room < affordable ? room : affordable;
         if (room < 1 && group->tokens == 0) room = 1;
       }

@@ -73,15 +73,17 @@ void require(const std::string &error) {
 // Runs an operator; whatever goes wrong is remembered and thrown as std::runtime_error.
 template <typename F>
 int guarded(const F &f) {
+  std::string error;
   try {
     f();
     return 0;
   } catch (const std::bad_alloc &) {
-    set_last_error("not enough memory for the operator's scratch");
+    error = "not enough memory for the operator's scratch";
   } catch (const std::exception &e) {
-    set_last_error(e.what());
+    error = e.what();
   }
-  throw std::runtime_error(last_error());
+  set_last_error(error);
+  throw std::runtime_error(error);
 }
 
 TilingData tiling_for(const Problem &problem) {

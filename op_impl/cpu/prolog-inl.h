@@ -59,7 +59,7 @@ static void prolog(Layer &layer, const TokenGroup &g) {
   const GemmJob project_q = {layer.q_in, layer.ld_q_in, g.tokens, {args.w_q, 0, layer.heads, layer.d_q(), layer.q_width()},
                              0, layer.q_width(), layer.q, layer.heads * layer.ld_q(), false, nullptr};
   const GemmJob first[2] = {project_kv, low_rank ? project_q_a : project_q};
-  run_gemms(workers, first, low_rank || all_heads ? 2 : 1, layer.tiling, layer.wide);
+  run_gemms(workers, first, low_rank || all_heads ? 2 : 1, layer.gemm);
 
   workers.run(g.tokens, [&](int64_t i, int) {
     const Piece &piece = piece_of(g, g.row + i);
@@ -69,7 +69,7 @@ static void prolog(Layer &layer, const TokenGroup &g) {
     if (layer.b_q_a) add_row(row, layer.b_q_a, layer.q_rank);
     rms_norm(row, layer.q_norm, layer.q_rank, args.attrs.q_norm_eps, args.attrs.q_lora_scale);
   });
-  if (low_rank && all_heads) run_gemms(workers, &project_q, 1, layer.tiling, layer.wide);
+  if (low_rank && all_heads) run_gemms(workers, &project_q, 1, layer.gemm);
 }
 
 }  // namespace FLASHMLA_NS
