@@ -127,17 +127,18 @@ std::string check_cache_seqlens(const CacheGeometry &cache, int64_t batch, int64
   return "";
 }
 
+// Copied character by character: under the framework's ABI a std::string shares its buffer with its copies, and would be
+// read beyond the lock.
 const char *last_error() {
-  // The caller's copy: another thread may fail while it is read.
-  thread_local std::string copy;
+  thread_local std::string copy;  // the caller's own: another thread may fail while it is read
   std::lock_guard<std::mutex> lock(error_mutex);
-  copy = error_text();
+  copy.assign(error_text().data(), error_text().size());
   return copy.c_str();
 }
 
 void set_last_error(const std::string &text) {
   std::lock_guard<std::mutex> lock(error_mutex);
-  error_text() = text;
+  error_text().assign(text.data(), text.size());
 }
 
 }  // namespace flashmla
