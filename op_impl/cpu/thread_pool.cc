@@ -42,21 +42,29 @@ int default_threads() {
 
 }  // namespace
 
-// One job at a time. generation names it; a worker takes part when its index is below `threads`.
+// One job at a time, behind a gate: 32 bits of generation, a bit that says closed, and how many workers are inside. The caller
+// opens the gate for a job and closes it when no item is left, so that it never waits for a worker that has not come yet:
+// on a busy machine it does the job alone. Nobody reads the job without being inside, so it can be set up while closed.
 struct ThreadPool::State {
+  static constexpr uint64_t kClosed = uint64_t{1} << 31;
+  static constexpr uint64_t kInside = kClosed - 1;
+
   std::mutex session;                  // one operator call at a time
   std::atomic<int> threads{0};         // 0: not decided yet
   int started = 0;                     // workers that exist, guarded by session
 
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::atomic<uint64_t> generation{0};
+  std::atomic<uint64_t> gate{kClosed};
   std::atomic<int64_t> next{0};        // next item
-  std::atomic<int> running{0};         // workers that have not finished this generation
   int64_t items = 0;
-  int active = 0;                      // threads of this generation, the caller included
+  int active = 0;                      // threads that may take part, the caller included
   Task task = nullptr;
   void *context = nullptr;
+
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::atomic<int> asleep{0};
+
+  static uint32_t generation(uint64_t gate) { return static_cast<uint32_t>(gate >> 32); }
 
   void work(int thread) {
     for (int64_t item = next.fetch_add(1, std::memory_order_relaxed); item < items;
@@ -64,21 +72,46 @@ struct ThreadPool::State {
       task(context, item, thread);
   }
 
-  void worker(int thread, uint64_t seen) {
+  // The caller: lets workers in, and gets them out again.
+  void open() {
+    const uint64_t now = gate.load(std::memory_order_relaxed);
+    gate.store(static_cast<uint64_t>(generation(now) + 1) << 32);
+    if (asleep.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex);
+      wake.notify_all();
+    }
+  }
+  void close() {
+    gate.fetch_or(kClosed, std::memory_order_acq_rel);
+    for (int rounds = 0; (gate.load(std::memory_order_acquire) & kInside) != 0; ++rounds) {
+      if (rounds < kSpinRounds) pause_cpu(); else std::this_thread::yield();
+    }
+  }
+
+  // A worker: waits for a generation it has not seen, goes in while the gate is open.
+  uint32_t wait_for_next(uint32_t seen) {
+    for (int rounds = 0; rounds < kSpinRounds; ++rounds) {
+      if (generation(gate.load(std::memory_order_acquire)) != seen) return generation(gate.load(std::memory_order_acquire));
+      pause_cpu();
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    asleep.fetch_add(1);
+    wake.wait(lock, [&] { return generation(gate.load()) != seen; });
+    asleep.fetch_sub(1);
+    return generation(gate.load());
+  }
+  bool enter(uint32_t wanted) {
+    uint64_t now = gate.load(std::memory_order_acquire);
+    while (generation(now) == wanted && (now & kClosed) == 0)
+      if (gate.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+    return false;
+  }
+  void worker(int thread, uint32_t seen) {
     for (;;) {
-      int rounds = 0;
-      while (generation.load(std::memory_order_acquire) == seen) {
-        if (++rounds < kSpinRounds) {
-          pause_cpu();
-        } else {
-          std::unique_lock<std::mutex> lock(mutex);
-          wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
-        }
-      }
-      // Every worker reports for every generation, so that none can still look at a job when the next is set up.
-      seen = generation.load(std::memory_order_acquire);
+      seen = wait_for_next(seen);
+      if (!enter(seen)) continue;
       if (thread < active) work(thread);
-      running.fetch_sub(1, std::memory_order_acq_rel);
+      gate.fetch_sub(1, std::memory_order_acq_rel);
     }
   }
 };
@@ -117,7 +150,7 @@ ThreadPool::Session::Session(ThreadPool &pool) : pool_(pool), threads_(pool.num_
   while (s.started < threads_ - 1) {
     const int thread = s.started + 1;
     try {
-      std::thread(&State::worker, &s, thread, s.generation.load()).detach();
+      std::thread(&State::worker, &s, thread, State::generation(s.gate.load())).detach();
     } catch (const std::system_error &) {
       threads_ = thread;  // the system gives no more threads: go on with those there are
       break;
@@ -139,16 +172,9 @@ void ThreadPool::Session::run(int64_t items, Task task, void *context) {
   s.context = context;
   s.active = threads_;
   s.next.store(0, std::memory_order_relaxed);
-  s.running.store(s.started, std::memory_order_relaxed);
-  {
-    std::lock_guard<std::mutex> lock(s.mutex);
-    s.generation.fetch_add(1, std::memory_order_acq_rel);
-  }
-  s.wake.notify_all();
+  s.open();
   s.work(0);
-  for (int rounds = 0; s.running.load(std::memory_order_acquire) != 0; ++rounds) {
-    if (rounds < kSpinRounds) pause_cpu(); else std::this_thread::yield();
-  }
+  s.close();
 }
 
 }  // namespace flashmla
