@@ -134,6 +134,17 @@ def test_attention_in_construct(case, mode):
     check(case, *Attention(case.d_v, case.scale, case.causal)(*tensors(case, arrays)), arrays)
 
 
+def test_attention_in_a_dynamic_graph(graph):
+    """Shapes unknown while compiling: one graph for every batch and number of queries."""
+    def unknown(rank, dtype, last):
+        return ms.Tensor(shape=[None] * (rank - 1) + [last], dtype=dtype)
+    cell = Attention(32, None, True)
+    cell.set_inputs(unknown(4, ms.float32, 48), unknown(4, ms.float32, 48), unknown(2, ms.int32, None), unknown(1, ms.int32, None))
+    for case in (OpCase("a", (20, 30), s_q=2, causal=True), OpCase("b", (1, 0, 70), causal=True), OpCase("c", (9,), s_q=9, h_q=4, h_kv=2, causal=True)):
+        arrays = case.arrays()
+        check(case, *cell(*tensors(case, arrays)), arrays)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_halves_of_the_keys_merge_into_the_whole(dtype, mode):
     case = OpCase("halves", (48, 40, 16), s_q=2, h_q=4, dtype=dtype)
