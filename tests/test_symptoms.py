@@ -102,6 +102,29 @@ def test_operator_causal_mask_is_bottom_right():
         assert_lse(to_np(lse)[..., i], to_np(row_lse)[..., 0])
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("tokens", [6, 200])
+def test_a_later_token_never_reaches_an_earlier_one(tokens, value):
+    """Masking by 0 * V lets a NaN of the future through."""
+    outs = []
+    for last in (0.0, value):
+        run = Driver(LayerCase("future"))
+        hidden, _, *rest = run.inputs([tokens, 3])
+        hidden[tokens - 1] += last
+        outs.append(to_np(run.call(hidden, None, *rest)))
+    earlier = np.arange(tokens + 3) != tokens - 1
+    assert (outs[0][earlier] == outs[1][earlier]).all() and np.isfinite(outs[0]).all() and np.isnan(outs[1][tokens - 1]).all()
+
+
+def test_operator_keeps_later_keys_from_earlier_queries():
+    q, k, table, seqlens = OpCase("future", (9, 40), s_q=4).arrays()
+    clean, _ = attend(q, k, table, seqlens, 32, causal=True)
+    k[table[1, 2], 7] = np.nan  # position 39, which only the last query sees
+    out, _ = attend(q, k, table, seqlens, 32, causal=True)
+    same = (to_np(clean) == to_np(out)).all(-1).all(-1)
+    assert same.tolist() == [[True] * 4, [True, True, True, False]]
+
+
 # ---- log-sum-exp -------------------------------------------------------------------------------------------------------------------------------------
 
 def test_lse_is_natural():
