@@ -3,6 +3,7 @@
 // absorbed.
 #pragma once
 
+#include "op_impl/cpu/combine-inl.h"
 #include "op_impl/cpu/decompress-inl.h"
 
 namespace flashmla {
@@ -34,30 +35,34 @@ static void rotate_queries(const Layer &layer, const TokenGroup &g) {
 }
 
 // Tiles of the value-absorbed path: K of the request's head decompressed and rotated in place, V the latent.
-struct DecompressedTiles {
-  const Layer &layer;
-  const CacheTiles latent;
-  float *w_uk;     // [heads] packed as decompress_keys takes them
-  float *buffers;  // [threads][kv_tile, ld_q]
+template <typename T>
+class DecompressedStream {
+ public:
+  // w_uk: [heads] as transpose_w_uk leaves them. k: [kv_tile, ld_q].
+  DecompressedStream(const Layer &layer, float *w_uk, TileStream<T> latent, float *k, int thread)
+      : layer_(layer), w_uk_(w_uk), latent_(latent), k_(k), thread_(thread) {}
 
-  explicit DecompressedTiles(const Layer &l)
-      : layer(l), latent(l.workers, l.args.cache, l.rank, l.tiling),
-        w_uk(l.workers.scratch().alloc<float>(l.heads * packed_size(1, l.d_n, l.rank))),
-        buffers(l.workers.scratch().alloc<float>(l.workers.threads() * l.tiling.kv_tile * l.ld_q())) {
-    layer.workers.run(layer.heads, [&](int64_t h, int thread) { transpose_w_uk(layer, h, head(h), thread); });
-  }
-  float *head(int64_t h) const { return w_uk + h * packed_size(1, layer.d_n, layer.rank); }
-
-  KvTile operator()(const AttentionRequest &r, int64_t first, int64_t n, int64_t end, int thread) const {
-    AttentionRequest shared = r;
-    shared.kv_head = 0;  // all heads read the one latent
-    KvTile tile = latent(shared, first, n, end, thread);
-    float *k = buffers + thread * layer.tiling.kv_tile * layer.ld_q();
-    decompress_keys(layer, head(r.kv_head), tile.v, tile.ldv, first, n, k, thread);
-    tile.k = k;
-    tile.ldk = layer.ld_q();
+  KvTile load(const TileKeys &now, const TileKeys &next, const TileKeys &after) {
+    KvTile tile = latent_.load(shared(now), shared(next), shared(after));
+    decompress_keys(layer_, w_uk_ + now.kv_head * packed_size(1, layer_.d_n, layer_.rank), tile.v, tile.ldv, now.first, now.n, k_, thread_);
+    tile.k = k_;
+    tile.ldk = layer_.ld_q();
     return tile;
   }
+  NextTile<T> &in_qk() { return latent_.in_qk(); }
+  NextTile<T> &in_pv() { return latent_.in_pv(); }
+  void finish() { latent_.finish(); }
+
+ private:
+  static TileKeys shared(TileKeys keys) {  // all heads read the one latent
+    keys.kv_head = 0;
+    return keys;
+  }
+  const Layer &layer_;
+  float *w_uk_;
+  TileStream<T> latent_;
+  float *k_;
+  const int thread_;
 };
 
 // Which request a head of a piece belongs to, and which row of it a token of that head is.
@@ -118,20 +123,30 @@ static void attention_absorbed(Layer &layer, const TokenGroup &g) {
   const auto limit = [&](const AttentionRequest &r, int64_t row) { return g.pieces[r.sequence].position + layout.token(row) + 1; };
   const auto first_token = [&](const AttentionRequest &r) { return g.pieces[r.sequence].row - g.row; };
   const int64_t count = g.num_pieces * layout.requests();
-  if (layout.per_head) {
-    rotate_queries(layer, g);
-    attend_requests(workers, requests, count, layer.d_q(), layer.rank, scale, layer.tiling, DecompressedTiles(layer),
-                    [&](const AttentionRequest &r, int64_t row, float *) {
-                      return layer.q + ((first_token(r) + row) * heads + r.kv_head) * layer.ld_q();
-                    }, limit);
-  } else {
-    float *query = scratch.alloc<float>(g.tokens * heads * layer.ld_query());
-    absorb(layer, g, query);
-    attend_requests(workers, requests, count, layer.args.cache.d, layer.rank, scale, layer.tiling,
-                    CacheTiles(workers, layer.args.cache, layer.rank, layer.tiling),
-                    [&](const AttentionRequest &r, int64_t row, float *) { return query + (first_token(r) * heads + row) * layer.ld_query(); },
-                    limit);
-  }
+  const PagedCache &cache = layer.args.cache;
+  const int64_t kv_tile = layer.tiling.kv_tile, tile_floats = TileStream<float>::floats(cache, kv_tile);
+  float *tile_memory = scratch.alloc<float>(workers.threads() * tile_floats);
+  with_dtype(cache.data.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto latent = [&](int thread) { return TileStream<T>(cache, layer.rank, kv_tile, tile_memory + thread * tile_floats); };
+    if (layout.per_head) {
+      rotate_queries(layer, g);
+      float *w_uk = scratch.alloc<float>(heads * packed_size(1, layer.d_n, layer.rank));
+      workers.run(heads, [&](int64_t h, int thread) { transpose_w_uk(layer, h, w_uk + h * packed_size(1, layer.d_n, layer.rank), thread); });
+      float *k = scratch.alloc<float>(workers.threads() * kv_tile * layer.ld_q());
+      attend_requests(workers, requests, count, layer.d_q(), layer.rank, scale, layer.tiling,
+                      [&](int thread) { return DecompressedStream<T>(layer, w_uk, latent(thread), k + thread * kv_tile * layer.ld_q(), thread); },
+                      [&](const AttentionRequest &r, int64_t row, float *) {
+                        return layer.q + ((first_token(r) + row) * heads + r.kv_head) * layer.ld_q();
+                      }, limit);
+    } else {
+      float *query = scratch.alloc<float>(g.tokens * heads * layer.ld_query());
+      absorb(layer, g, query);
+      attend_requests(workers, requests, count, cache.d, layer.rank, scale, layer.tiling, latent,
+                      [&](const AttentionRequest &r, int64_t row, float *) { return query + (first_token(r) * heads + row) * layer.ld_query(); },
+                      limit);
+    }
+  });
 
   float *o = scratch.alloc<float>(g.tokens * heads * layer.d_v);
   combine_and_up_project(layer, g, requests, layout, o);

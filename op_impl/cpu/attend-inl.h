@@ -142,9 +142,9 @@ struct QkSums {
 
 // S[KEYS][NV * kRowsPerVec] = K Q^T. Elements d, d + 4, ... of a product are summed in ascending order, then the four sums
 // as (0 + 2) + (1 + 3), whatever KEYS and NV.
-template <int KEYS, int NV>
+template <int KEYS, int NV, typename TS>
 FM_INLINE void qk_block(const float *qt /* [d / 4][NV][kLanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
-                        int64_t d, float *s, int64_t lds, const char *ahead, int64_t ahead_lines) {
+                        int64_t d, float *s, int64_t lds, const Slice<TS> &side) {
   QkSums<KEYS, NV> sums;
   VF q[NV];
   FM_UNROLL
@@ -154,18 +154,16 @@ FM_INLINE void qk_block(const float *qt /* [d / 4][NV][kLanes] */, const float *
   const char *base[(KEYS + 7) / 8];
   FM_UNROLL
   for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] = reinterpret_cast<const char *>(k + b * 8 * ldk);
+  Pace<TS> pace(side, d / 4);
   for (int64_t i = 0; i < d / 4; ++i, qt += NV * kLanes) {
-    // Line by line over the whole loop: a burst would fill the queue of outstanding reads and stall the FMAs behind it.
-    if (2 * i < ahead_lines) {
-      __builtin_prefetch(ahead + 128 * i, 0, 2);
-      __builtin_prefetch(ahead + 128 * i + 64, 0, 2);
-    }
+    pace.round();
     FM_UNROLL
     for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
     sums.add_quad(base, strides, q);
     FM_UNROLL
     for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] += 4 * sizeof(float);
   }
+  pace.finish();
   if (d % 4 != 0) {  // the last elements of a key, with nothing read behind them
     float rest[KEYS * 4] = {};
     for (int j = 0; j < KEYS; ++j)
@@ -188,41 +186,38 @@ FM_INLINE void qk_block(const float *qt /* [d / 4][NV][kLanes] */, const float *
 }
 
 // All keys of a tile for one row group.
-template <int NV>
-static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, bool fetch_ahead) {
+template <int NV, typename Side>
+static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, Side &side, int64_t groups /* to come, this one included */) {
   constexpr int KEYS = kQkAccumulators / NV < 16 ? kQkAccumulators / NV : 16;
   const RowStrides strides(tile.ldk);
-  const char *ahead = tile.ahead;
-  int64_t lines = fetch_ahead ? tile.ahead_lines : 0;
   for (int64_t j = 0; j < n;) {
     const float *k = tile.k + j * tile.ldk;
     float *to = s + j * lds;
     const int64_t left = n - j;
     const int64_t keys = left >= KEYS ? KEYS : left >= 4 ? (KEYS < 4 ? KEYS : 4) : 1;
-    const int64_t share = lines * keys / left;
-    if (keys == KEYS) qk_block<KEYS, NV>(qt, k, tile.ldk, strides, d, to, lds, ahead, share);
-    else if (keys == 4) qk_block<4, NV>(qt, k, tile.ldk, strides, d, to, lds, ahead, share);
-    else qk_block<1, NV>(qt, k, tile.ldk, strides, d, to, lds, ahead, share);
+    const auto part = side.take((left + keys - 1) / keys + (groups - 1) * ((n + KEYS - 1) / KEYS));
+    if (keys == KEYS) qk_block<KEYS, NV>(qt, k, tile.ldk, strides, d, to, lds, part);
+    else if (keys == 4) qk_block<4, NV>(qt, k, tile.ldk, strides, d, to, lds, part);
+    else qk_block<1, NV>(qt, k, tile.ldk, strides, d, to, lds, part);
     j += keys;
-    ahead += share * 64;
-    lines -= share;
   }
 }
 
-static void qk(const RowChunk &c, const KvTile &tile, int64_t n) {
+template <typename Side>
+static void qk(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
   for (int64_t group = 0; group < c.vecs();) {
     const int64_t vecs = group_vecs(c.vecs() - group);
     const float *qt = c.qt + group * c.quads() * kLanes;
     float *s = c.s + group * kRowsPerVec;
-    const bool first = group == 0;
+    const int64_t groups = (c.vecs() - group + vecs - 1) / vecs;
     switch (vecs) {
-      case 1: qk_group<1>(qt, tile, n, c.d_qk, s, c.lds, first); break;
-      case 2: qk_group<2>(qt, tile, n, c.d_qk, s, c.lds, first); break;
-      case 3: qk_group<3>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+      case 1: qk_group<1>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 2: qk_group<2>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 3: qk_group<3>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
 #if defined(__AVX512F__)
-      case 4: qk_group<4>(qt, tile, n, c.d_qk, s, c.lds, first); break;
-      case 5: qk_group<5>(qt, tile, n, c.d_qk, s, c.lds, first); break;
-      case 6: qk_group<6>(qt, tile, n, c.d_qk, s, c.lds, first); break;
+      case 4: qk_group<4>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 5: qk_group<5>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 6: qk_group<6>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
 #endif
     }
     group += vecs;
@@ -258,42 +253,41 @@ static void online_softmax(const RowChunk &c, int64_t n) {
 }
 
 // O = O * rescale + P V for rows [row, row + rows): the rescale happens on the way of O into the registers.
-static void pv_rows(const RowChunk &c, const KvTile &tile, int64_t row, int64_t rows, int64_t n, Ahead *ahead) {
+template <typename Side>
+static void pv(const RowChunk &c, const KvTile &tile, int64_t row, int64_t rows, int64_t n, Side &side) {
   block_product<false>(rows, round_up(c.d_v, kPanelAlign), c.s + row, 1, c.lds, tile.v, tile.ldv, n, c.o + row * c.ldo, c.ldo,
-                       c.started ? Start::kRescale : Start::kZero, c.rescale + row, ahead);
-}
-
-static void pv(const RowChunk &c, const KvTile &tile, int64_t n) {
-  Ahead ahead[2] = {{reinterpret_cast<const char *>(tile.v_ahead), tile.v_ahead_rows, tile.ldv / 16, tile.ldv * 4}, {}};
-  pv_rows(c, tile, 0, c.rows, n, ahead);
+                       c.started ? Start::kKeep : Start::kZero, c.started ? c.rescale + row : nullptr, side);
 }
 
 // The diagonal: a row takes the values it may see and no others, so that a NaN in a later token's value, times a probability
 // of 0, cannot reach it.
 static void pv_masked(const RowChunk &c, const KvTile &tile, int64_t first, int64_t n) {
+  Lines none;
   for (int64_t row = 0, end; row < c.rows; row = end) {
     for (end = row + 1; end < c.rows && c.limit[end] == c.limit[row];) ++end;
     const int64_t seen = c.limit[row] > first ? c.limit[row] - first : 0;
-    pv_rows(c, tile, row, end - row, seen < n ? seen : n, nullptr);
+    pv(c, tile, row, end - row, seen < n ? seen : n, none);
   }
 }
 
-// Attends the chunk's rows to keys [begin, end). load_tile(first, n) gives the tile as float32 rows.
-template <typename LoadTile>
-static void attend(RowChunk &c, int64_t begin, int64_t end, int64_t kv_tile, const LoadTile &load_tile) {
+// Attends the chunk's rows to keys [begin, end). tiles.load(first, n) gives a tile as float32 rows; what tiles.in_qk() and
+// tiles.in_pv() give rides along, and tiles.finish() does what is left of it.
+template <typename Tiles>
+static void attend(RowChunk &c, int64_t begin, int64_t end, int64_t kv_tile, Tiles &tiles) {
   if (end > c.max_limit) end = c.max_limit;
   for (int64_t first = begin; first < end; first += kv_tile) {
     const int64_t n = end - first < kv_tile ? end - first : kv_tile;
-    const KvTile tile = load_tile(first, n);
-    qk(c, tile, n);
+    const KvTile tile = tiles.load(first, n);
+    qk(c, tile, n, tiles.in_qk());
     if (first + n <= c.min_limit) {
       online_softmax(c, n);
-      pv(c, tile, n);
+      pv(c, tile, 0, c.rows, n, tiles.in_pv());
     } else {
       mask_scores(c, first, n);
       online_softmax(c, n);
       pv_masked(c, tile, first, n);
     }
+    tiles.finish();
     c.started = true;
   }
 }

@@ -18,4 +18,8 @@ int fm_check_batch(int64_t num_blocks, int64_t block_size, int64_t batch, int64_
                    int64_t max_positions, int64_t index_topk);
 int fm_check_cache_seqlens(int64_t num_blocks, int64_t block_size, int64_t batch, int64_t max_blocks, const int32_t *block_table,
                            const int32_t *cache_seqlens);
+
+// The `extra` of an operator's entry (FlashMLA, ...) for a caller that has no MindSpore object: names [count], values [count],
+// integers exact to 2^53. It lives as long as the process; null when there is no memory.
+void *fm_new_attrs(const char *const *names, const double *values, int count);
 }

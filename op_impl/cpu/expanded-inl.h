@@ -34,11 +34,31 @@ static void decompress_tile(const Layer &layer, const ExpandedHead &head, const 
                             float *k, float *v, int thread) {
   const int64_t d_c = layer.rank + layer.d_r;
   int64_t ld;
-  const float *c = gather_rows(layer.args.cache, piece.blocks, 0, first, n, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
+  const float *c = gather_rows(layer.args.cache, {piece.blocks, 0, first, n}, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
   decompress_keys(layer, head.w_uk, c, ld, first, n, k, thread);
   const GemmJob to_v = {c, ld, n, {head.w_uv, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
   gemm_all(to_v, layer.gemm, thread);
 }
+
+// The tiles of a chunk: its rows of K and V as they are.
+struct ChunkTiles {
+  const Layer &layer;
+  const ExpandedHead &head;
+  const KeyRange &keys;
+  Lines next_k, next_v;
+
+  KvTile load(int64_t first, int64_t n) {
+    const int64_t at = keys.at + first - keys.begin, left = keys.end - first - n;
+    const int64_t next = left < layer.tiling.kv_tile ? left : layer.tiling.kv_tile;
+    const KvTile tile = {head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v()};
+    next_k = {reinterpret_cast<const char *>(tile.k + n * tile.ldk), next * tile.ldk / kPiece};
+    next_v = {reinterpret_cast<const char *>(tile.v + n * tile.ldv), next * tile.ldv / kPiece};
+    return tile;
+  }
+  Lines &in_qk() { return next_k; }
+  Lines &in_pv() { return next_v; }
+  void finish() {}
+};
 
 // One query tile against the keys of a chunk; the first chunk starts the state, the last one writes the tile's output.
 static void attend_tile(const Layer &layer, const ExpandedHead &head, const TokenGroup &g, const Piece &piece, int64_t token, int64_t tokens,
@@ -54,16 +74,8 @@ static void attend_tile(const Layer &layer, const ExpandedHead &head, const Toke
     rope(query + (layer.rope_full ? 0 : layer.d_n), layer.rope_row(piece.position + token + i), layer.rope_dim);
     return static_cast<const float *>(query);
   });
-  attend(chunk, keys.begin, keys.end, layer.tiling.kv_tile, [&](int64_t first, int64_t n) {
-    const int64_t at = keys.at + first - keys.begin, left = keys.end - first - n;
-    const int64_t next = left < layer.tiling.kv_tile ? left : layer.tiling.kv_tile;
-    KvTile tile = {head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v()};
-    tile.ahead = reinterpret_cast<const char *>(tile.k + n * tile.ldk);
-    tile.ahead_lines = next * tile.ldk / 16;
-    tile.v_ahead = tile.v + n * tile.ldv;
-    tile.v_ahead_rows = next;
-    return tile;
-  });
+  ChunkTiles tiles = {layer, head, keys, {}, {}};
+  attend(chunk, keys.begin, keys.end, layer.tiling.kv_tile, tiles);
   const bool done = keys.end > piece.position + token + tokens - 1;
   for (int64_t i = 0; i < tokens; ++i) {
     head.m[state + i] = chunk.m[i];

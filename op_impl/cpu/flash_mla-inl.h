@@ -32,6 +32,7 @@ static void flash_mla_with_kvcache(const AttendArgs &args, ThreadPool::Session &
   const int64_t h_kv = args.cache.h_kv, per_kv = args.h_q / h_kv, d = args.cache.d;
   const int64_t ldo = round_up(args.head_dim_v, kPanelAlign);
   float *row_buffer = scratch.alloc<float>(workers.threads() * ldo);
+  const int64_t tile_floats = TileStream<float>::floats(args.cache, args.tiling.kv_tile);
   struct Part { int64_t sequence, token, tokens; };  // tokens [token, token + tokens) of a sequence's s_q
   const Scratch::Mark mark = scratch.mark();
   Part next = {0, 0, 0};
@@ -67,16 +68,20 @@ static void flash_mla_with_kvcache(const AttendArgs &args, ThreadPool::Session &
     const auto q_row = [&](const AttentionRequest &r, int64_t row) {  // of q and out, [B, s_q, h_q]
       return (parts[r.sequence].sequence * args.s_q + token_of(r, row)) * args.h_q + r.kv_head * per_kv + row % per_kv;
     };
-    attend_requests(workers, requests, count * h_kv, d, args.head_dim_v, args.softmax_scale, args.tiling,
-                    CacheTiles(workers, args.cache, args.head_dim_v, args.tiling),
-                    [&](const AttentionRequest &r, int64_t row, float *buffer) {
-                      widen_any(buffer, args.q, q_row(r, row) * d, d);
-                      return static_cast<const float *>(buffer);
-                    },
-                    [&](const AttentionRequest &r, int64_t row) {
-                      const int64_t limit = args.causal ? r.s_kv - args.s_q + token_of(r, row) + 1 : r.s_kv;  // bottom-right
-                      return limit > 0 ? limit : 0;
-                    });
+    float *tile_memory = scratch.alloc<float>(workers.threads() * tile_floats);
+    with_dtype(args.cache.data.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      attend_requests(workers, requests, count * h_kv, d, args.head_dim_v, args.softmax_scale, args.tiling,
+                      [&](int thread) { return TileStream<T>(args.cache, args.head_dim_v, args.tiling.kv_tile, tile_memory + thread * tile_floats); },
+                      [&](const AttentionRequest &r, int64_t row, float *buffer) {
+                        widen_any(buffer, args.q, q_row(r, row) * d, d);
+                        return static_cast<const float *>(buffer);
+                      },
+                      [&](const AttentionRequest &r, int64_t row) {
+                        const int64_t limit = args.causal ? r.s_kv - args.s_q + token_of(r, row) + 1 : r.s_kv;  // bottom-right
+                        return limit > 0 ? limit : 0;
+                      });
+    });
     int64_t rows_max = 0;
     for (int64_t i = 0; i < count; ++i) rows_max = parts[i].tokens * per_kv > rows_max ? parts[i].tokens * per_kv : rows_max;
     workers.run(count * h_kv * rows_max, [&](int64_t item, int thread) {

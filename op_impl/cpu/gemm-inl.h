@@ -5,6 +5,7 @@
 
 #include "op_impl/cpu/parallel-inl.h"
 #include "op_impl/cpu/rows-inl.h"
+#include "op_impl/cpu/side_work-inl.h"
 
 namespace flashmla {
 namespace FLASHMLA_NS {
@@ -12,27 +13,30 @@ namespace FLASHMLA_NS {
 // Weights read once from memory are prefetched this far ahead.
 constexpr int64_t kStreamAheadBytes = 2048;
 
-// How a register block starts: from nothing, from C, or from C times a factor per row (the rescale of online softmax).
-enum class Start { kZero, kKeep, kRescale };
+// How a register block starts: from nothing, or from C.
+enum class Start { kZero, kKeep };
 
-// C[MR][NV lanes] = start + sum_k A[m, k] B[k][NV lanes]; A[m, k] at a[m * a_row + k * a_k].
-template <int MR, int NV, bool kStream, typename TB>
+// C[MR][NV lanes] = start + sum_k A[m, k] B[k][NV lanes]; A[m, k] at a[m * a_row + k * a_k]. With factors, what stands in C is
+// multiplied by its row's first: the rescale of online softmax.
+template <int MR, int NV, bool kStream, typename TB, typename TS>
 FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
-                              float *c, int64_t ldc, Start start, const float *factor /* [MR] */) {
+                              float *c, int64_t ldc, Start start, const float *factor /* [MR] or nullptr */, const Slice<TS> &side) {
   VF acc[MR][NV];
   FM_UNROLL
   for (int m = 0; m < MR; ++m)
     FM_UNROLL
     for (int v = 0; v < NV; ++v) acc[m][v] = start == Start::kZero ? zero() : load(c + m * ldc + v * kLanes);
-  if (start == Start::kRescale)
+  if (factor != nullptr)
     FM_UNROLL
     for (int m = 0; m < MR; ++m)
       FM_UNROLL
       for (int v = 0; v < NV; ++v) acc[m][v] = mul(acc[m][v], set1(factor[m]));
+  Pace<TS> pace(side, k);
   for (int64_t i = 0; i < k; ++i, a += a_k, b += ldb) {
     VF row[NV];
     FM_UNROLL
     for (int v = 0; v < NV; ++v) row[v] = load(b + v * kLanes);
+    pace.round();
     if (kStream)
       FM_UNROLL
       for (int64_t byte = 0; byte < int64_t(NV * kLanes * sizeof(TB)); byte += 64)
@@ -44,55 +48,46 @@ FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const 
       for (int v = 0; v < NV; ++v) acc[m][v] = fma(x, row[v], acc[m][v]);
     }
   }
+  pace.finish();
   FM_UNROLL
   for (int m = 0; m < MR; ++m)
     FM_UNROLL
     for (int v = 0; v < NV; ++v) store(c + m * ldc + v * kLanes, acc[m][v]);
 }
 
-template <int NV, bool kStream, typename TB>
+template <int NV, bool kStream, typename TB, typename TS>
 static void register_rows(int rows, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
-                          float *c, int64_t ldc, Start start, const float *factor) {
+                          float *c, int64_t ldc, Start start, const float *factor, const Slice<TS> &side) {
   static_assert(kGemmRows == 6, "one case a row count");
   switch (rows) {
-    case 1: return register_block<1, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
-    case 2: return register_block<2, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
-    case 3: return register_block<3, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
-    case 4: return register_block<4, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
-    case 5: return register_block<5, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
-    default: return register_block<6, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor);
+    case 1: return register_block<1, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 2: return register_block<2, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 3: return register_block<3, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 4: return register_block<4, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 5: return register_block<5, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    default: return register_block<6, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
   }
 }
 
-// Memory that a later product reads, fetched into L2 in even parts while this one is at work: rows of `lines` cache lines.
-struct Ahead {
-  const char *at = nullptr;
-  int64_t rows = 0, lines = 0, stride = 0;  // stride in bytes
-
-  void fetch_rows(int64_t count) {
-    for (; count > 0 && rows > 0; --count, --rows, at += stride)
-      for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
-  }
-};
-
 // The same for any number of rows and n a multiple of 16: columns outside, so that the n-wide strip of B stays in L1
 // while the row blocks pass over it; rows in even blocks of at most kGemmRows.
-template <bool kStream, typename TB>
+template <bool kStream, typename TB, typename Side>
 static void block_product(int64_t rows, int64_t n, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb,
-                          int64_t k, float *c, int64_t ldc, Start start, const float *factor /* [rows] */, Ahead *ahead = nullptr /* [2] */) {
+                          int64_t k, float *c, int64_t ldc, Start start, const float *factor /* [rows] */, Side &side) {
   const int64_t blocks = (rows + kGemmRows - 1) / kGemmRows;
+  int64_t parts = blocks * ((n + kGemmVecs * kLanes - 1) / (kGemmVecs * kLanes));  // register blocks to come
   for (int64_t col = 0; col < n;) {
     const int64_t vecs = (n - col) / kLanes < kGemmVecs ? (n - col) / kLanes : kGemmVecs;
     for (int64_t m = 0, left = blocks; m < rows; --left) {
       const int count = int((rows - m + left - 1) / left);
-      for (int i = 0; ahead && i < 2; ++i) ahead[i].fetch_rows((ahead[i].rows + left - 1) / left);
+      const auto part = side.take(parts--);
       const float *am = a + m * a_row;
       const float *fm = factor ? factor + m : nullptr;
       float *cm = c + m * ldc + col;
-      if (vecs == kGemmVecs) register_rows<kGemmVecs, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
-      else if (vecs == 3) register_rows<3, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
-      else if (vecs == 2) register_rows<2, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
-      else register_rows<1, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm);
+      if (vecs == kGemmVecs) register_rows<kGemmVecs, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
+      else if (vecs == 3) register_rows<3, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
+      else if (vecs == 2) register_rows<2, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
+      else register_rows<1, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
       m += count;
     }
     col += vecs * kLanes;
@@ -153,11 +148,12 @@ struct GemmScratch {
 template <typename T>
 static void gemm_few_rows(const GemmJob &job, int64_t row, int64_t rows, int64_t p0, int64_t p1) {
   const float *a = job.a + row * job.lda;
+  Lines none;
   for (int64_t p = p0; p < p1; ++p) {
     const int64_t width = job.w.width(p);
     const T *b = element<T>(job.w.data, job.w.offset(p) + job.k_begin * width);
     block_product<true>(rows, width, a, job.lda, 1, b, width, job.k_end - job.k_begin, job.c + row * job.ldc + job.w.column(p), job.ldc,
-                        job.accumulate ? Start::kKeep : Start::kZero, nullptr);
+                        job.accumulate ? Start::kKeep : Start::kZero, nullptr, none);
   }
 }
 
@@ -165,7 +161,7 @@ static void gemm_few_rows(const GemmJob &job, int64_t row, int64_t rows, int64_t
 // one comes into L2 meanwhile.
 template <typename T>
 static void panel_product(const GemmJob &job, const float *a /* [rows, lda] */, int64_t lda, int64_t rows, int64_t panel, int64_t k0, int64_t k1,
-                          float *c /* [rows, ldc] */, int64_t ldc, Start start, Ahead *ahead, const GemmScratch &scratch, int thread) {
+                          float *c /* [rows, ldc] */, int64_t ldc, Start start, Lines ahead, const GemmScratch &scratch, int thread) {
   const int64_t width = job.w.width(panel);
   const T *b = element<T>(job.w.data, job.w.offset(panel) + k0 * width);
   const float *wide;
@@ -204,14 +200,14 @@ static void gemm_many_rows(const GemmJob &job, int64_t row, int64_t rows, int64_
     const Start start = job.accumulate || k0 > job.k_begin ? Start::kKeep : Start::kZero;
     const int64_t next_lines = ((k1 + k_block < job.k_end ? k_block : job.k_end - k1) * int64_t(sizeof(float)) + 63) / 64;
     for (int64_t p = p0; p < p1; ++p) {
-      // Beside this panel, the weights of the next one and a share of the next activations come in.
+      // Beside this panel the weights of the next one come in, before it a share of the next activations.
       const int64_t q = p + 1 < p1 ? p + 1 : p0, k_next = p + 1 < p1 ? k0 : k1;
-      const int64_t weight_rows = k_next < job.k_end ? (k_next + k_block < job.k_end ? k_block : job.k_end - k_next) : 0;
-      const int64_t row_bytes = job.w.width(q) * int64_t(sizeof(T));
-      const int64_t part = (rows + p1 - p0 - 1) / (p1 - p0), first = (p - p0) * part;
-      const int64_t activation_rows = next_lines > 0 && first < rows ? (rows - first < part ? rows - first : part) : 0;
-      Ahead ahead[2] = {{reinterpret_cast<const char *>(element<T>(job.w.data, job.w.offset(q) + k_next * job.w.width(q))), weight_rows, (row_bytes + 63) / 64, row_bytes},
-                        {reinterpret_cast<const char *>(a_block + first * job.lda + k1 - k0), activation_rows, next_lines, job.lda * 4}};
+      const int64_t weight_rows = k_next + k_block < job.k_end ? k_block : job.k_end - k_next;
+      const Lines ahead = {reinterpret_cast<const char *>(element<T>(job.w.data, job.w.offset(q) + k_next * job.w.width(q))),
+                           weight_rows * job.w.width(q) * int64_t(sizeof(T)) / 64};
+      const int64_t part = (rows + p1 - p0 - 1) / (p1 - p0);
+      for (int64_t m = (p - p0) * part; m < (p - p0 + 1) * part && m < rows; ++m)
+        for (int64_t line = 0; line < next_lines; ++line) __builtin_prefetch(a_block + m * job.lda + k1 - k0 + 16 * line, 0, 2);
       panel_product<T>(job, copy_a ? block : a_block, copy_a ? k_block : job.lda, rows, p, k0, k1,
                        copy_c ? sums + (p - p0) * rows * kPanel : c + job.w.column(p), copy_c ? kPanel : job.ldc, start, ahead, scratch, thread);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op_impl/cpu/rows-inl.h"
+#include "op_impl/cpu/side_work-inl.h"
 
 namespace flashmla {
 namespace FLASHMLA_NS {
@@ -11,48 +12,118 @@ struct KvTile {
   int64_t ldk;
   const float *v;  // [n, ldv], readable up to the next multiple of 16 columns
   int64_t ldv;
-  // What the next tile will be read from, fetched into L2 while this one is at work: by qk, and by pv where V stands apart.
-  const char *ahead = nullptr;
-  int64_t ahead_lines = 0;
-  const float *v_ahead = nullptr;  // [v_ahead_rows, ldv]
-  int64_t v_ahead_rows = 0;
 };
+
+// Which keys a tile holds.
+struct TileKeys {
+  const int32_t *blocks = nullptr;  // the sequence's row of the block table; nullptr: no tile
+  int64_t kv_head = 0, first = 0, n = 0;
+  bool holds(const TileKeys &other) const {
+    return blocks == other.blocks && kv_head == other.kv_head && first == other.first && n >= other.n;
+  }
+};
+
+static inline int64_t cache_slot(const PagedCache &cache, const TileKeys &keys, int64_t i) {
+  const int64_t position = keys.first + i;
+  return int64_t(keys.blocks[position / cache.block_size]) * cache.block_size + position % cache.block_size;
+}
 
 // Only rows of the n keys asked for are read: what stands in the rest of a page never reaches a register.
 // buffer: [n, ld], used unless the rows already stand in memory as float32, one behind the other.
-static const float *gather_rows(const PagedCache &cache, const int32_t *blocks, int64_t head, int64_t first, int64_t n,
-                                int64_t readable /* columns */, float *buffer, int64_t ld, int64_t *ld_out) {
-  const int64_t row_elements = cache.h_kv * cache.d;
-  const int64_t offset = first % cache.block_size;
-  if (cache.data.dtype == kFloat32 && offset + n <= cache.block_size && readable <= cache.d) {
+static bool rows_in_place(const PagedCache &cache, const TileKeys &keys, int64_t readable /* columns */) {
+  return cache.data.dtype == kFloat32 && keys.first % cache.block_size + keys.n <= cache.block_size && readable <= cache.d;
+}
+static const float *gather_rows(const PagedCache &cache, const TileKeys &keys, int64_t readable, float *buffer, int64_t ld, int64_t *ld_out) {
+  const int64_t row_elements = cache.h_kv * cache.d, head = keys.kv_head * cache.d;
+  if (rows_in_place(cache, keys, readable)) {
     *ld_out = row_elements;
-    const int64_t slot = int64_t(blocks[first / cache.block_size]) * cache.block_size + offset;
-    return element<float>(cache.data, slot * row_elements + head * cache.d);
+    return element<float>(cache.data, cache_slot(cache, keys, 0) * row_elements + head);
   }
   *ld_out = ld;
-  for (int64_t i = 0; i < n;) {
-    const int64_t position = first + i;
-    const int64_t in_page = position % cache.block_size;
-    const int64_t run = cache.block_size - in_page < n - i ? cache.block_size - in_page : n - i;
-    const int64_t slot = int64_t(blocks[position / cache.block_size]) * cache.block_size + in_page;
-    for (int64_t r = 0; r < run; ++r)
-      widen_any(buffer + (i + r) * ld, cache.data, (slot + r) * row_elements + head * cache.d, cache.d);
-    i += run;
-  }
+  for (int64_t i = 0; i < keys.n; ++i) widen_any(buffer + i * ld, cache.data, cache_slot(cache, keys, i) * row_elements + head, cache.d);
   return buffer;
 }
 
-// Names the lines of the page that holds key `first` and up to n keys behind it, for a cache whose rows are of one head.
-static void look_ahead(KvTile &tile, const PagedCache &cache, const int32_t *blocks, int64_t first, int64_t n) {
-  tile.ahead = nullptr;
-  tile.ahead_lines = 0;
-  if (n <= 0 || cache.h_kv != 1) return;
-  const int64_t offset = first % cache.block_size;
-  const int64_t run = cache.block_size - offset < n ? cache.block_size - offset : n;
-  const int64_t bytes = dtype_bytes(cache.data.dtype) * cache.d;
-  tile.ahead = static_cast<const char *>(cache.data.data) + (int64_t(blocks[first / cache.block_size]) * cache.block_size + offset) * bytes;
-  tile.ahead_lines = run * bytes / 64;
-}
+// A tile that is made ready while another is at work: fetched (float) or widened into dst (16 bits), page by page. For caches of
+// one kv head whose rows are whole pieces.
+template <typename T>
+struct NextTile {
+  const PagedCache *cache = nullptr;
+  TileKeys keys;
+  float *dst = nullptr;
+  TileKeys later;         // the tile after it
+  int64_t pieces = 0, goal = 0, done = 0;
+
+  NextTile() = default;
+  NextTile(const PagedCache &paged, const TileKeys &tile, float *to, const TileKeys &after)
+      : cache(&paged), keys(tile), dst(to), later(after), pieces(tile.blocks ? tile.n * paged.d / kPiece : 0) {}
+
+  // The next of as many equal parts up to the goal, as far as the page goes; what is left over falls to the parts after it.
+  Slice<T> take(int64_t parts) {
+    if (done >= goal) return {};
+    const int64_t row = done * kPiece / cache->d, in_row = done * kPiece % cache->d;
+    const int64_t rows_left = cache->block_size - (keys.first + row) % cache->block_size;
+    const int64_t page_left = ((rows_left < keys.n - row ? rows_left : keys.n - row) * cache->d - in_row) / kPiece;
+    const int64_t share = (goal - done + parts - 1) / parts;
+    const int64_t count = share < page_left ? share : page_left;
+    const Slice<T> slice = {element<T>(cache->data, cache_slot(*cache, keys, row) * cache->d + in_row), dst + done * kPiece,
+                            row < later.n ? element<T>(cache->data, cache_slot(*cache, later, row) * cache->d + in_row) : nullptr, count};
+    done += count;
+    return slice;
+  }
+  void finish() {
+    for (goal = pieces; done < pieces;) Pace<T>(take(1), 0).finish();
+  }
+};
+
+// The tiles of one worker, in the order in which it attends to them, range after range; the next one is always on its way, into
+// the next range too, whose first tile would otherwise come from memory with nothing beside it.
+template <typename T>
+class TileStream {
+ public:
+  // memory: floats(cache, kv_tile). Rows are read up to round_up(d_v, 16) columns.
+  TileStream(const PagedCache &cache, int64_t d_v, int64_t kv_tile, float *memory)
+      : cache_(cache), d_v_(d_v), kv_tile_(kv_tile), ld_(round_up(cache.d, kPanelAlign)), ahead_(cache.h_kv == 1 && cache.d % kPiece == 0),
+        buffers_{memory, memory + tile_floats(cache, kv_tile)} {}
+  static int64_t tile_floats(const PagedCache &cache, int64_t kv_tile) { return kv_tile * round_up(cache.d, kPanelAlign) + kPanelAlign; }
+  static int64_t floats(const PagedCache &cache, int64_t kv_tile) { return 2 * tile_floats(cache, kv_tile); }
+
+  // Keys `now` as float32 rows; `next` and the one after it follow.
+  KvTile load(const TileKeys &now, const TileKeys &next, const TileKeys &after) {
+    KvTile tile = {};
+    if (sizeof(T) < sizeof(float) && ahead_ && next_.keys.holds(now) && now.blocks != nullptr) {
+      current_ ^= 1;
+      tile.k = buffers_[current_];
+      tile.ldk = ld_;
+    } else {
+      tile.k = gather_rows(cache_, now, round_up(d_v_, kPanelAlign), buffers_[current_], ld_, &tile.ldk);
+    }
+    tile.v = tile.k;
+    tile.ldv = tile.ldk;
+    next_ = ahead_ ? NextTile<T>(cache_, next, buffers_[current_ ^ 1], after) : NextTile<T>();
+    return tile;
+  }
+  // Split between qk and pv as their multiply-adds are.
+  NextTile<T> &in_qk() {
+    next_.goal = next_.pieces * cache_.d / (cache_.d + d_v_);
+    return next_;
+  }
+  NextTile<T> &in_pv() {
+    next_.goal = next_.pieces;
+    return next_;
+  }
+  void finish() {
+    if (sizeof(T) < sizeof(float)) next_.finish();
+  }
+
+ private:
+  const PagedCache &cache_;
+  const int64_t d_v_, kv_tile_, ld_;
+  const bool ahead_;
+  float *const buffers_[2];
+  int current_ = 0;
+  NextTile<T> next_;
+};
 
 }  // namespace FLASHMLA_NS
 }  // namespace flashmla

@@ -1,7 +1,7 @@
 // The layer as its stages see it, and how the tokens of a call fall into groups.
 #pragma once
 
-#include "op_impl/cpu/combine-inl.h"
+#include "op_impl/cpu/gemm-inl.h"
 #include "tiling/tiles.h"
 
 namespace flashmla {
