@@ -47,16 +47,16 @@ class Pace<float> {
  public:
   Pace(const Slice<float> &slice, int64_t rounds)
       : at_(reinterpret_cast<const char *>(slice.src)), step_(rounds > 0 ? slice.pieces * 64 / rounds : 0) {}
-  FM_INLINE_MEMBER void round() {  // may name the line of the round before again
-    if (step_ == 0) return;
-    __builtin_prefetch(at_ + (offset_ & ~int64_t{63}), 0, 1);
-    offset_ += step_;
+  FM_INLINE_MEMBER void round() {  // the lines that begin within the round's share
+    const int64_t end = offset_ + step_;
+    for (; line_ < end; line_ += 64) __builtin_prefetch(at_ + line_, 0, 1);
+    offset_ = end;
   }
   FM_INLINE_MEMBER void finish() {}
 
  private:
   const char *at_;
-  int64_t step_, offset_ = 0;
+  int64_t step_, offset_ = 0, line_ = 0;
 };
 
 // Consecutive memory to fetch.

@@ -4,6 +4,7 @@ using VF = __m256;
 constexpr int kLanes = 8;
 constexpr int kGemmRows = 6;    // 6 x 2 accumulators of the 16 registers
 constexpr int kGemmVecs = 2;
+constexpr int kGemmTallRows = 6;  // a taller block would hold a single vector
 constexpr int kQkVecs = 3;      // vectors of rows that QK holds at most
 constexpr int kQkAccumulators = 12;
 

@@ -4,6 +4,7 @@ using VF = __m512;
 constexpr int kLanes = 16;
 constexpr int kGemmRows = 6;    // 6 x 4 accumulators of the 32 registers
 constexpr int kGemmVecs = 4;
+constexpr int kGemmTallRows = 8;  // 8 x 3 accumulators
 constexpr int kQkVecs = 6;      // vectors of rows that QK holds at most
 constexpr int kQkAccumulators = 24;
 

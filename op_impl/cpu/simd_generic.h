@@ -5,6 +5,7 @@ typedef int32_t VI __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 constexpr int kGemmRows = 6;    // 6 x 2 accumulators of 16 registers
 constexpr int kGemmVecs = 2;
+constexpr int kGemmTallRows = 6;  // a taller block would hold a single vector
 constexpr int kQkVecs = 3;      // vectors of rows that QK holds at most
 constexpr int kQkAccumulators = 12;
 
