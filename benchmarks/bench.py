@@ -1,107 +1,138 @@
-"""Times the layer against the same layer composed of MindSpore primitives in graph mode: `bash build.sh bench [--json FILE] [--case REGEX]`.
+"""Times the layer and its attention core against the machine's roof and against other implementations: `bash build.sh bench`.
 
-The systems of a case take turns, so that a slow second of the machine meets all of them; medians are shown. Every output is compared before a
-case is timed. Weights and caches are the same buffers in every call and the systems' together exceed the last-level cache of a small machine.
+One line a case, system and dtype: shape, time, GFLOP/s, GB/s, share of the measured roof (roof.py), times the MindSpore composition and times
+torch in the same dtype. The layer runs in GRAPH_MODE (and, as a second figure, in PyNative), the core is called from Python; "kernel" is the
+operator alone, called through its AOT entry. Every output is compared before a case is timed.
 """
 
 import argparse
 import json
 import os
 import re
-import statistics
 import sys
-import time
 from pathlib import Path
 
-THREADS = 2
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="bash build.sh bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", metavar="FILE", help="write a list of result objects")
+    parser.add_argument("--case", metavar="REGEX", help="run the cases whose id matches anywhere, those of --full included")
+    parser.add_argument("--full", action="store_true", help="run every case (about three times as long)")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the roofline (needs matplotlib)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of every system (default 2)")
+    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="time for the measurements of a case (default 4)")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table as docs/performance.md holds it")
+    return parser
 
 
 def pin(threads):
     """Keeps the whole process on that many processors: MindSpore has no one setting that all of its threads obey."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    allowed = sorted(os.sched_getaffinity(0))
+    if not 1 <= threads <= len(allowed):
+        raise SystemExit(f"--threads {threads} is not allowed; this machine gives 1 to {len(allowed)}")
+    os.sched_setaffinity(0, allowed[:threads])
     os.environ["OMP_NUM_THREADS"] = os.environ["MS_FLASHMLA_NUM_THREADS"] = str(threads)
 
 
 if __name__ == "__main__":
-    pin(THREADS)  # before MindSpore starts its threads
+    ARGUMENTS = arguments().parse_args()
+    pin(ARGUMENTS.threads)  # before MindSpore starts its threads
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mindspore as ms  # noqa: E402  (after pinning)
-import numpy as np  # noqa: E402
 
 import cases  # noqa: E402
+import ceilings  # noqa: E402
 import memory  # noqa: E402
+import overhead  # noqa: E402
+import report  # noqa: E402
+import roof  # noqa: E402
 import systems  # noqa: E402
+import timing  # noqa: E402
+from ms_flashmla import _lib  # noqa: E402
 
-SECONDS_PER_CASE = 12.0
-ROUNDS = (7, 60)  # at least, at most
-
-
-def time_in_turns(runs):
-    """{key: function} -> {key: median microseconds}; each round calls every function once."""
-    def one_round():
-        taken = {}
-        for key, run in runs.items():
-            start = time.perf_counter()
-            run()
-            taken[key] = (time.perf_counter() - start) * 1e6
-        return taken
-
-    one_round()
-    rounds = [one_round()]
-    for _ in range(min(max(int(SECONDS_PER_CASE / (sum(rounds[0].values()) / 1e6)), ROUNDS[0]), ROUNDS[1])):
-        rounds.append(one_round())
-    return {key: statistics.median(taken[key] for taken in rounds) for key in runs}
+LEAST_ROUNDS = 3
+SLOW_FACTOR = 3  # a prefill takes seconds a round, and gets this much more time
 
 
-def run_case(case, weights):
-    """Result objects of one case, after every system gave the same output as float32 within its dtype's tolerance."""
-    hidden, residual = case.inputs()
-    built = systems.build(case, weights)
-    outputs = {key: system.run_once(hidden, residual) for key, system in built.items()}
-    base = outputs["mindspore", "float32"]
-    for (name, dtype), out in outputs.items():
-        error = np.abs(out - base).max() / np.abs(base).max()
-        if not error <= systems.TOLERANCE[dtype]:
-            raise RuntimeError(f"{case.name}: {name} in {dtype} differs from the composition by {error:.1e} of the largest output, "
-                               f"allowed {systems.TOLERANCE[dtype]:.1e}")
-    median_us = time_in_turns({key: system.bind(hidden, residual) for key, system in built.items()})
-    return [{"case": case.name, "system": name, "dtype": dtype, "threads": THREADS, "us": us, "gflops": case.flops() / us / 1e3,
-             "gb_per_s": case.bytes(dtype) / us / 1e3} for (name, dtype), us in median_us.items()]
+def prepare(system, threads):
+    """MindSpore's mode and ms_flashmla's threads for a system's calls."""
+    ms.set_context(mode=ms.PYNATIVE_MODE if system.pynative else ms.GRAPH_MODE)
+    _lib.set_num_threads(system.threads or threads)
 
 
-def print_case(results):
-    peer = next(result["us"] for result in results if result["system"] == "mindspore")
-    for result in results:
-        print(f"{result['case']:26} {result['system']:12} {result['dtype']:9} {result['us']:10.0f} us {result['gflops']:7.1f} GFLOP/s "
-              f"{result['gb_per_s']:6.1f} GB/s {peer / result['us']:6.2f}x mindspore", flush=True)
+def run_case(case, threads, measured, seconds):
+    """Result objects of one case, one for each system, dtype and number of threads."""
+    built = systems.build(case, threads)
+    systems.check(case, built, lambda system: prepare(system, threads))
+    slow = SLOW_FACTOR if case.phase == "prefill" else 1
+    median_us, peak, one_thread = timing.run(built, measured, seconds * slow, LEAST_ROUNDS, lambda system: prepare(system, threads))
+    results = []
+    for (name, dtype, variant), us in median_us.items():
+        if variant in ("kernel", "pynative"):
+            continue
+        single = variant == "1 thread"
+        work, ceiling = roof.stages(case, dtype), one_thread if single else peak
+        roof_us = roof.roof_us(work, *ceiling)
+        result = {"case": case.name, "system": name, "dtype": dtype, "threads": 1 if single else threads, "us": us,
+                  "gflops": sum(stage.flops for stage in work) / us / 1e3, "gb_per_s": sum(stage.bytes for stage in work) / us / 1e3,
+                  "roof_us": roof_us, "roof_share": roof_us / us, "shape": case.shape, "fma_gflops": ceiling.fma_gflops,
+                  "read_gb_per_s": ceiling.read_gb_per_s}
+        for other in ("kernel", "pynative"):
+            if not single and (name, dtype, other) in median_us:
+                result[f"{other}_us"] = median_us[name, dtype, other]
+        if built[name, dtype, variant].pages:
+            result["pages"] = built[name, dtype, variant].pages
+        results.append(result)
+    return results
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(prog="bash build.sh bench")
-    parser.add_argument("--json", metavar="FILE", help="write a list of result objects")
-    parser.add_argument("--case", metavar="REGEX", default="", help="run the cases whose id matches anywhere")
-    args = parser.parse_args(argv)
+def choose(args):
+    if args.case is None:
+        return [case for case in cases.CASES if args.full or not case.full]
     try:
         chosen = [case for case in cases.CASES if re.search(args.case, case.name)]
     except re.error as error:
-        parser.error(f"--case: {error}")
-    if not chosen:
-        parser.error(f"--case {args.case!r} matches none of {', '.join(case.name for case in cases.CASES)}")
+        raise SystemExit(f"--case: {error}") from None
+    if not chosen and not re.search(args.case, overhead.NAME):
+        raise SystemExit(f"--case {args.case!r} matches none of {', '.join([case.name for case in cases.CASES] + [overhead.NAME])}")
+    return chosen
+
+
+def main(args):
+    chosen = choose(args)
+    for path in filter(None, (args.json, args.plot, args.markdown)):
+        if not Path(path).resolve().parent.is_dir():
+            raise SystemExit(f"{path}: its folder does not exist")
+    if args.plot:
+        import plot  # a missing matplotlib shows before the measurements, not after
     ms.set_context(mode=ms.GRAPH_MODE)
-    weights = cases.random_weights()
+    measured = ceilings.Ceilings(_lib.isa(), args.threads)
+    measured.sample_small_pages()
+    machine = report.machine(args.threads, measured)
+    print("\n".join(machine), flush=True)
     results = []
     for case in chosen:
-        of_case = run_case(case, weights)
-        print_case(of_case)
+        systems.release(case)
+        of_case = run_case(case, args.threads, measured, args.seconds)
+        report.print_case(of_case)
         results += of_case
     if any(case.name == memory.CASE for case in chosen):
-        for name in ("ms_flashmla", "mindspore"):
-            print(f"{memory.CASE:26} {name:12} float32   extra memory {memory.extra_bytes(name) / 1e6:.0f} MB (output included)", flush=True)
+        report.print_memory(memory)
+    if args.case is None or re.search(args.case, overhead.NAME):
+        for line in overhead.lines():
+            print(line, flush=True)
+    measured.sample_small_pages()
+    closing = report.ceilings_line(measured) + report.ratios(results)
+    print("\n".join(closing), flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if args.markdown:
+        Path(args.markdown).write_text(report.markdown(results, machine + closing), encoding="utf-8")
+    if args.plot:
+        plot.draw(results, ceilings.median(measured.samples) if measured.samples else measured.sample()[0], args.plot)
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

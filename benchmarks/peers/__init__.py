@@ -1,0 +1,1 @@
+"""Other implementations of the same layer, timed where their packages are installed."""
