@@ -67,7 +67,7 @@ usage: bash build.sh ENTRY [arguments]
   lib       build ms_flashmla/lib/libms_flashmla.so
   demo      run an MLA layer against its reference     [--checkpoint DIR [--layer N]] [--model v2-lite | v3-tp8 | seed] [--json]
   test      run the tests                              [pytest arguments]
-  bench     time the layer against MindSpore's own ops [--json FILE] [--case REGEX]
+  bench     time the layer against the machine's roof  [--case REGEX | --full] [--json FILE] [--plot FILE.png] [--threads N]
   wheel     write a wheel into dist/
   sources   print the C++ sources of the library, one a line
 TEXT
@@ -146,8 +146,10 @@ compile() {  # The command file comes last: an interrupted compile is done again
   printf '%s\n' "$command" >"${object%.o}.cmd"
 }
 
+require_compiler() { command -v "$cxx" >/dev/null || fail "no C++ compiler: $cxx not found (Debian: apt-get install g++; or set CXX)"; }
+
 build_lib() {
-  command -v "$cxx" >/dev/null || fail "no C++ compiler: $cxx not found (Debian: apt-get install g++; or set CXX)"
+  require_compiler
   cd "$root"
   mkdir -p "$build_dir/obj" "$(dirname "$lib")"
   if command -v flock >/dev/null; then exec 9>"$build_dir/lock"; flock 9; fi  # two entries at once share the objects
@@ -186,6 +188,20 @@ build_lib() {
   say "built $lib"
 }
 
+build_bench() {  # the benchmark's own library: the machine's ceilings, and operators called without MindSpore
+  require_compiler
+  local out=$build_dir/libbench.so command
+  # Contraction is on, unlike in the library: a ceiling counts a multiply-add as one instruction.
+  command=$(printf '%q ' "$cxx" -std=c++17 -O3 -fPIC -shared -pthread -fvisibility=hidden -D_GLIBCXX_USE_CXX11_ABI=0 -ffp-contract=fast \
+            -Wall -Wextra "$root"/benchmarks/native/*.cc -o "$out")
+  mkdir -p "$build_dir"
+  if [[ -f $out && $(cat "$out.cmd" 2>/dev/null) == "$command" && -z $(find "$root/benchmarks/native" -newer "$out") ]]; then return; fi
+  say "compiling benchmarks/native"
+  rm -f "$out.cmd"
+  eval "$command"
+  printf '%s\n' "$command" >"$out.cmd"
+}
+
 run_python() {  # the interpreter of the project, the package of this tree, in the caller's directory
   local python=${FLASHMLA_PYTHON:-}
   if [[ -z $python ]]; then setup; python=$venv/bin/python; fi
@@ -200,7 +216,7 @@ case $entry in
   lib) build_lib ;;
   demo) run_python -m ms_flashmla demo "$@" ;;
   test) cd "$root"; run_python -m pytest "${@:-tests}" ;;
-  bench) run_python "$root/benchmarks/bench.py" "$@" ;;
+  bench) build_bench; export FLASHMLA_BENCH_LIB=$build_dir/libbench.so; run_python "$root/benchmarks/bench.py" "$@" ;;
   wheel) setup; cd "$root"; "$venv/bin/python" -m pip wheel --quiet --no-deps --wheel-dir dist . ; ls dist/*.whl ;;
   sources) printf '%s\n' "${sources[@]}" ;;
   *) usage >&2; exit 2 ;;
