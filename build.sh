@@ -35,6 +35,7 @@ sources=(
   op_impl/cpu/isa_avx2.cc
   op_impl/cpu/isa_avx512.cc
   op_impl/cpu/ms_aot.cc
+  op_impl/cpu/stored_attrs.cc
   op_impl/cpu/c_api.cc
 )
 
@@ -148,6 +149,19 @@ compile() {  # The command file comes last: an interrupted compile is done again
 
 require_compiler() { command -v "$cxx" >/dev/null || fail "no C++ compiler: $cxx not found (Debian: apt-get install g++; or set CXX)"; }
 
+# Calls from PyNative take a small library against MindSpore's headers, for one interpreter and one MindSpore: it is built where they
+# are, and at the first call where they are not here yet (an isolated pip install).
+build_pynative() {
+  local python=${FLASHMLA_PYTHON:-$venv/bin/python} folder
+  folder=$(dirname "$lib")
+  if ! "$python" -c 'import importlib.metadata as m; m.version("mindspore")' >/dev/null 2>&1; then
+    say "skipping the library for PyNative calls: MindSpore is not here yet, it is built at the first call"
+    return
+  fi
+  PYTHONPATH=$root "$python" -c 'import sys; from ms_flashmla import pynative; pynative.build(sys.argv[1])' "$folder" >&2 ||
+    say "the library for PyNative calls does not build: they will go through ops.Custom, slower"
+}
+
 build_lib() {
   require_compiler
   cd "$root"
@@ -178,6 +192,7 @@ build_lib() {
   local link="$(printf '%q ' "$cxx" -shared -pthread "${objects[@]}")${CXXFLAGS:-}"
   if ((compiled == 0)) && [[ -f $lib && $(cat "$build_dir/link.cmd" 2>/dev/null) == "$link $lib" ]]; then
     say "$lib is up to date"
+    build_pynative
     return
   fi
   rm -f "$build_dir/link.cmd"
@@ -186,6 +201,7 @@ build_lib() {
   mv "$lib.new" "$lib"
   printf '%s\n' "$link $lib" >"$build_dir/link.cmd"
   say "built $lib"
+  build_pynative
 }
 
 build_bench() {  # the benchmark's own library: the machine's ceilings, and operators called without MindSpore

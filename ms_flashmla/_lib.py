@@ -28,6 +28,9 @@ def library():
     lib.fm_set_num_threads.argtypes = [ctypes.c_int]
     # num_blocks, block_size, batch, max_blocks, block_table, q_seq_lens, context_lens, num_tokens, tokens_per_seq, max_positions, index_topk
     lib.fm_check_batch.argtypes = [_INT64] * 4 + [_POINTER] * 3 + [_INT64] * 4
+    # names, values, count
+    lib.fm_new_attrs.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_double), ctypes.c_int]
+    lib.fm_new_attrs.restype = ctypes.c_void_p
     return lib
 
 

@@ -36,6 +36,12 @@ def require_shape(name, shape, allowed, spelled):
         raise ValueError(f"{name}: shape {tuple(shape)} is not allowed; it must be {spelled}")
 
 
+def require_pages(name, shape):
+    """ValueError for pages that hold no row; shape [num_blocks, page, ...], None or -1 is any size."""
+    if shape[1] == 0:
+        raise ValueError(f"{name}: shape {tuple(shape)} is not allowed; a page must hold at least 1 row")
+
+
 def check_layer_call(hidden_size, cache_dim, hidden, hidden_dtype, cache, cache_dtype, table, table_dtype, q_lens, q_lens_dtype, context,
                      context_dtype, residual=None, residual_dtype=None):
     """Shapes and dtypes of a layer call; names as in MLALayer, residual None when there is none. Raises ValueError or TypeError."""
@@ -45,6 +51,7 @@ def check_layer_call(hidden_size, cache_dim, hidden, hidden_dtype, cache, cache_
     require_shape("hidden_states", hidden, (None,) * (len(hidden) - 1) + (hidden_size,), f"[T, {hidden_size}] or [B, S, {hidden_size}]")
     require_float("kv_cache", cache_dtype)
     require_shape("kv_cache", cache, (None, None, cache_dim), f"[num_blocks, block_size, {cache_dim}]")
+    require_pages("kv_cache", cache)
     require_int32("block_table", table_dtype)
     require_shape("block_table", table, (None, None), "[B, max_blocks]")
     require_int32("q_seq_lens", q_lens_dtype)
@@ -94,6 +101,7 @@ def check_batch(cache, block_table, q_seq_lens, context_lens):
     require_tensor("cache", data)
     cfg = getattr(cache, "cfg", None)
     require_shape("cache", data.shape, (None, None, None if cfg is None else cfg.cache_dim), "[num_blocks, block_size, d]")
+    require_pages("cache", data.shape)
     arrays = []
     for name, value, rank in (("block_table", block_table, 2), ("q_seq_lens", q_seq_lens, 1), ("context_lens", context_lens, 1)):
         if isinstance(value, ms.Tensor):

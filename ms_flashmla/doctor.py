@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 
-from . import __version__, _lib
+from . import __version__, _lib, pynative
 
 _CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH")
 _CANN_FOLDERS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "/usr/local/Ascend/latest")
@@ -77,6 +77,7 @@ def report():
         "library_built": os.path.exists(_lib.library_path()),
         "isa": _ask(_lib.isa, problems),
         "threads": _ask(_lib.num_threads, problems),
+        "pynative_library": None if mindspore is None else pynative.find(),
         "implementation": os.environ.get("MS_FLASHMLA_IMPL", "cpu"),
         "compiler": shutil.which(os.environ.get("CXX", "g++")),
         "cann": cann_home(),

@@ -4,11 +4,14 @@ import mindspore as ms
 from mindspore import Tensor, context, nn
 from mindspore.ops.primitive import constexpr
 
-from . import checks, dtypes, ops, rope, weights
+from . import checks, dtypes, ops, pynative, rope, weights
 from .config import MLAConfig
 
 # The operator's optional inputs, in its order; bit i of the attribute `present` stands for number i.
 OPTIONAL = ("w_q_a", "q_norm", "b_q_a", "b_kv_a", "b_o", "residual")
+
+# The inputs between rope_table and residual, in the operator's order.
+_WEIGHTS = ("w_q", "w_kv_a", "kv_norm", "w_uk", "w_uv", "w_o", *OPTIONAL[:-1])
 
 _check_call = constexpr(checks.check_layer_call, check=False)  # unknown dimensions arrive as None
 
@@ -87,6 +90,7 @@ class MLALayer(_FusedMLA):
         self.cfg = cfg
         self.dtype = dtype
         self._limits = (cfg.max_positions, cfg.index_topk or 0)
+        self._signature = None  # of the last call that passed its checks
         self._graphs = {}  # signature -> _FusedMLA with its own compiled graph
 
     def load_hf_weights(self, mapping, prefix="model.layers.0.self_attn."):
@@ -111,27 +115,48 @@ class MLALayer(_FusedMLA):
     def __call__(self, hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual=None):
         """Runs when called from Python only; inside a larger graph construct() is compiled instead."""
         self._check_tensors(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual)
+        in_pynative = context._get_mode() == ms.PYNATIVE_MODE  # get_context("mode") takes 14 us, a decode step has little more
+        if in_pynative:
+            out = self._call_directly((hidden_states, kv_cache, block_table, q_seq_lens, context_lens), residual)
+            if out is not None:
+                return out
         shape = hidden_states.shape
         num_tokens, tokens_per_seq = (shape[0], -1) if len(shape) == 2 else (shape[0] * shape[1], shape[1])
         checks.check_lengths(kv_cache.shape, checks.host_int32(block_table), checks.host_int32(q_seq_lens), checks.host_int32(context_lens),
                              num_tokens, tokens_per_seq, *self._limits)
-        if context._get_mode() == ms.PYNATIVE_MODE:  # get_context("mode") takes 14 us, a decode step has little more
+        if in_pynative:
             return self.construct(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual)
         graph = self._graph(hidden_states, kv_cache, residual)
         return graph(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual)
 
+    def _call_directly(self, batch, residual):
+        """The call with its host check through pynative.py; None where that cannot be."""
+        direct = (self.op if residual is None else self.op_residual).direct
+        if direct is None:
+            return None
+        weights_in_order = (self.rope_table, *(self._params.get(name) for name in _WEIGHTS))
+        return pynative.module().call_layer(direct, pynative.batch_check(), batch, weights_in_order, residual, *self._limits)
+
     def _check_tensors(self, hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual):
-        for name, value in (("hidden_states", hidden_states), ("kv_cache", kv_cache), ("block_table", block_table), ("q_seq_lens", q_seq_lens),
-                            ("context_lens", context_lens)):
+        """What shapes and dtypes tell. A call like the one before, as the steps of a decode are, is known to be right."""
+        tensors = (hidden_states, kv_cache, block_table, q_seq_lens, context_lens)
+        is_parameter = isinstance(kv_cache, ms.Parameter)
+        if is_parameter:
+            signature = tuple([(type(value), value.shape, value.dtype) if isinstance(value, Tensor) else type(value) for value in (*tensors, residual)])
+            if signature == self._signature:
+                return
+        for name, value in zip(("hidden_states", "kv_cache", "block_table", "q_seq_lens", "context_lens"), tensors):
             checks.require_tensor(name, value)
         if residual is not None:
             checks.require_tensor("residual", residual)
-        if not isinstance(kv_cache, ms.Parameter) and checks.is_view(kv_cache):
+        if not is_parameter and checks.is_view(kv_cache):
             raise ValueError("kv_cache: a view (slice, reshape or transpose of another Tensor) is not allowed, because MindSpore hands an operator "
                              "a copy of it and the written rows would be lost; it must be the data of a LatentKVCache or a Tensor of its own")
         checks.check_layer_call(self.hidden_size, self.cache_dim, hidden_states.shape, hidden_states.dtype, kv_cache.shape, kv_cache.dtype,
                                 block_table.shape, block_table.dtype, q_seq_lens.shape, q_seq_lens.dtype, context_lens.shape, context_lens.dtype,
                                 *((None, None) if residual is None else (residual.shape, residual.dtype)))
+        if is_parameter:
+            self._signature = signature
 
     def _graph(self, hidden_states, kv_cache, residual):
         """The cell whose one compiled graph serves this signature, whatever the number of tokens and sequences."""

@@ -7,7 +7,7 @@ from mindspore import ops as ms_ops
 from mindspore.ops import CustomRegOp, DataType
 from mindspore.ops.primitive import constexpr
 
-from . import _lib, checks
+from . import _lib, checks, pynative
 from ._check import as_bool, as_float, as_int
 
 
@@ -26,8 +26,34 @@ def _registration(name):
 
 
 @functools.lru_cache(maxsize=None)
+def _direct(name, attributes):
+    return pynative.operator(name, attributes)
+
+
+class _Operator(ms_ops.Custom):
+    """ops.Custom where a graph is compiled; a call from Python goes to the library for PyNative calls where there is one."""
+
+    def __init__(self, path, name, attributes):
+        super().__init__(f"{path}:{name}", out_shape=None, out_dtype=None, func_type="aot", reg_info=_registration(name))
+        self._key = (name, attributes)
+
+    @property
+    def direct(self):
+        """The operator without ops.Custom (pynative.operator), or None."""
+        return _direct(*self._key)
+
+    def __deepcopy__(self, memo):
+        return self  # constant, and shared by all cells with these attributes
+
+    def __call__(self, *args):
+        direct = self.direct
+        out = None if direct is None else direct(*args)
+        return super().__call__(*args) if out is None else out
+
+
+@functools.lru_cache(maxsize=None)
 def _custom(path, name, attributes):
-    op = ms_ops.Custom(f"{path}:{name}", out_shape=None, out_dtype=None, func_type="aot", reg_info=_registration(name))
+    op = _Operator(path, name, attributes)
     # Without it GRAPH_MODE reorders readers and writers of the same cache Parameter, and drops an operator whose output is unused.
     op.add_prim_attr("side_effect_mem", True)
     for key, value in attributes:
@@ -59,6 +85,9 @@ def _flash_mla_scale(q, q_dtype, k, k_dtype, table, table_dtype, seqlens, seqlen
         known = q[2] not in (None, -1) and k[2] not in (None, -1)
         if known and (k[2] < 1 or q[2] % k[2]):
             raise ValueError(f"q: {q[2]} heads are not allowed; the number must be a multiple of k_cache's {k[2]}")
+    if q[2] == 0:
+        raise ValueError(f"q: shape {tuple(q)} is not allowed; it must have at least 1 head")
+    checks.require_pages("k_cache", k)
     checks.require_int32("block_table", table_dtype)
     checks.require_shape("block_table", table, (q[0], None), f"[B, max_blocks] with the B of q, {q[0]}")
     checks.require_int32("cache_seqlens", seqlens_dtype)
