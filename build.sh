@@ -29,6 +29,7 @@ sources=(
   tiling/tiling_c_api.cc
   op_impl/cpu/thread_pool.cc
   op_impl/cpu/scratch.cc
+  op_impl/cpu/huge_pages.cc
   op_impl/cpu/dispatch.cc
   op_impl/cpu/check.cc
   op_impl/cpu/isa_generic.cc

@@ -31,8 +31,8 @@ def size(spec):
 
 
 def empty(spec, dtype):
-    """A fresh 1-D numpy array for a Packed or Vector parameter of a MindSpore dtype; contents undefined."""
-    return np.empty(size(spec), dtypes.NUMPY[dtype])
+    """A fresh 1-D numpy array, zero, for a Packed or Vector parameter of a MindSpore dtype."""
+    return dtypes.zeros(size(spec), dtype)
 
 
 def layout(cfg):

@@ -10,6 +10,7 @@
 #include "op_impl/cpu/aot_extra.h"
 #include "op_impl/cpu/check.h"
 #include "op_impl/cpu/dispatch.h"
+#include "op_impl/cpu/huge_pages.h"
 #include "op_proto/op_proto.h"
 #include "tiling/tiling.h"
 
@@ -92,6 +93,17 @@ TilingData tiling_for(const Problem &problem) {
   return make_tiling(problem, *machine);
 }
 
+// Weights and cache, which a decode step reads from memory as a whole.
+void hint_layer(const Params &p) {
+  using In = FlashMLAIn;
+  for (int i : {In::kv_cache, In::w_q, In::w_kv_a, In::w_uk, In::w_uv, In::w_o, In::w_q_a}) {
+    if (p.absent(i)) continue;
+    int64_t elements = 1;
+    for (int d = 0; d < p.ndims[i]; ++d) elements *= p.shapes[i][d];
+    hint_huge_pages(p.data[i], elements * dtype_bytes(parse_dtype(p.dtypes[i])));
+  }
+}
+
 int32_t dim(int64_t n) { return static_cast<int32_t>(n); }
 
 void run_flash_mla(const Params &p, AotExtra *extra) {
@@ -138,6 +150,7 @@ void run_flash_mla(const Params &p, AotExtra *extra) {
                   dim(a.qk_rope_head_dim), dim(a.v_head_dim), dim(a.rope_mode), args.hidden.dtype, args.w_q.dtype,
                   args.cache.data.dtype, dim(cache[1]), args.batch.size, 1, 1};
   args.tiling = tiling_for(args.problem);
+  hint_layer(p);
   ThreadPool::Session session(ThreadPool::instance());
   chosen_isa().kernels->flash_mla(args, session);
 }
