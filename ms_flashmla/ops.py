@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 from mindspore import Tensor
 from mindspore import ops as ms_ops
 from mindspore.ops import CustomRegOp, DataType
@@ -100,8 +101,9 @@ def _flash_mla_scale(q, q_dtype, k, k_dtype, table, table_dtype, seqlens, seqlen
 
 
 @functools.lru_cache(maxsize=None)  # the graph compiler calls a cached function as it is; it would try to compile a plain one
-def _flash_mla_primitive(head_dim_v, scale, causal):
-    return primitive("FlashMLAWithKVCache", head_dim_v=head_dim_v, softmax_scale=scale[0], default_scale=scale[1], causal=int(causal))
+def _flash_mla_primitive(head_dim_v, scale, causal, softmax_phi):
+    return primitive("FlashMLAWithKVCache", head_dim_v=head_dim_v, softmax_scale=scale[0], default_scale=scale[1], causal=int(causal),
+                     unified_max=int(softmax_phi is not None), phi=0.0 if softmax_phi is None else as_float("softmax_phi", softmax_phi, positive=False))
 
 
 @constexpr(check=False)  # unknown dimensions arrive as None
@@ -127,14 +129,14 @@ def _require_tensors(names, values):
             raise TypeError(f"{name}: it must be a Tensor")
 
 
-def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale=None, causal=False):
+def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale=None, causal=False, softmax_phi=None):
     """Attention of new queries over a paged cache; usable from Python and inside construct().
 
     q: [B, s_q, h_q, d]. k_cache: [num_blocks, page, h_kv, d], or [num_blocks, page, d] for h_kv = 1; h_kv divides h_q and query head i reads
     kv head i // (h_q / h_kv). V is k_cache[..., :head_dim_v]. Both float32, float16 or bfloat16, each its own.
     block_table: int32 [B, max_blocks]; entries past a sequence's last page are never read. cache_seqlens: int32 [B], all keys of a sequence, its s_q new
     ones included. head_dim_v: 1..d. softmax_scale: None means d ** -0.5. causal: bottom-right aligned, query i sees keys
-    0 .. cache_seqlens - s_q + i.
+    0 .. cache_seqlens - s_q + i. softmax_phi: None, or one maximum for all rows, as MLALayer takes it.
     Returns (out [B, s_q, h_q, head_dim_v] in q's dtype, lse float32 [B, h_q, s_q], natural logarithm); a row without keys gives out 0 and lse +inf.
     Raises ValueError or TypeError, naming the argument, for a wrong rank, shape, dtype or number; RuntimeError from the kernel for what
     only the data tells (a needed block id outside the cache, a negative length, a sequence longer than its table).
@@ -142,7 +144,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, s
     _require_tensors(("q", "k_cache", "block_table", "cache_seqlens"), (q, k_cache, block_table, cache_seqlens))
     scale = _flash_mla_scale(q.shape, q.dtype, k_cache.shape, k_cache.dtype, block_table.shape, block_table.dtype, cache_seqlens.shape,
                              cache_seqlens.dtype, head_dim_v, softmax_scale, causal)
-    return _flash_mla_primitive(head_dim_v, scale, causal)(q, k_cache, block_table, cache_seqlens)
+    return _flash_mla_primitive(head_dim_v, scale, causal, softmax_phi)(q, k_cache, block_table, cache_seqlens)
 
 
 def merge_attention_states(out_a, lse_a, out_b, lse_b):
@@ -156,3 +158,16 @@ def merge_attention_states(out_a, lse_a, out_b, lse_b):
     _require_tensors(("out_a", "lse_a", "out_b", "lse_b"), (out_a, lse_a, out_b, lse_b))
     _check_merge(out_a.shape, out_a.dtype, lse_a.shape, lse_a.dtype, out_b.shape, out_b.dtype, lse_b.shape, lse_b.dtype)
     return _merge_primitive()(out_a, lse_a, out_b, lse_b)
+
+
+def calibrate_phi(lse):
+    """A softmax_phi for calls like those that gave lse: float32 Tensor or numpy array of any shape, as flash_mla_with_kvcache returns it.
+
+    The median of the finite values. A row's largest logit lies between lse - ln(keys) and lse, so that logits spread by less than
+    about 40 around it stay within the window phi - 40 .. phi + 60. Raises ValueError when no value is finite.
+    """
+    values = lse.asnumpy() if isinstance(lse, Tensor) else np.asarray(lse)
+    values = values[np.isfinite(values)]
+    if values.size == 0:
+        raise ValueError("lse: no value is finite; it must hold at least one row with keys")
+    return float(np.median(values))

@@ -14,12 +14,12 @@ class Driver:
     which no valid token owns is never read.
     """
 
-    def __init__(self, case, weights=None, config=None, prefix="model.layers.0.self_attn.", num_blocks=96, sequences=4):
+    def __init__(self, case, weights=None, config=None, prefix="model.layers.0.self_attn.", num_blocks=96, sequences=4, layer_kwargs=None):
         self.case = case
         self.cfg = config or fm.MLAConfig(**case.kwargs())
         self.ref_cfg = config or case.reference_config()
         self.w = weights or case.weights()
-        self.layer = fm.MLALayer(self.cfg, dtype=getattr(ms, case.weight))
+        self.layer = fm.MLALayer(self.cfg, dtype=getattr(ms, case.weight), **(layer_kwargs or {}))
         self.layer.load_hf_weights({prefix + name: x for name, x in self.w.items()}, prefix=prefix)
         self.cache = fm.LatentKVCache(self.cfg, num_blocks, block_size=case.block_size, dtype=getattr(ms, case.cache))
         self.rng = np.random.default_rng(case.seed + 1)

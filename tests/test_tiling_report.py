@@ -35,7 +35,7 @@ def test_decode_figures_by_hand():
 
 def test_value_absorbed_figures_by_hand():
     result = tiling.report("cpu_avx512", replace(ARTICLE, dtype="float32").problem())
-    assert result["seq"] == {"path": "value-absorbed", "num_splits": 2, "split_len": 1024}  # 32 work items over 12 heads
+    assert result["seq"] == {"path": "value-absorbed", "num_splits": 2, "split_len": 1024, "qk_dim_pack": 16}  # 32 work items over 12 heads
     prolog, attention, epilog = result["stages"]
     w_q, w_kv, w_u, w_o = 1536 * 12 * 128, 1536 * 512, 12 * 512 * 128, 12 * 128 * 1536
     assert prolog["bytes"] == 4 * (w_q + w_kv + 1536 + 512) and prolog["flops"] == 2 * (w_q + w_kv)

@@ -60,16 +60,17 @@ class SeqTiling:
     path: str
     num_splits: int
     split_len: int
+    qk_dim_pack: int
 
 
 class _SeqTiling(ctypes.Structure):
-    _fields_ = [("path", ctypes.c_int32), ("num_splits", ctypes.c_int32), ("split_len", ctypes.c_int64)]
+    _fields_ = [("path", ctypes.c_int32), ("num_splits", ctypes.c_int32), ("split_len", ctypes.c_int64), ("qk_dim_pack", ctypes.c_int32)]
 
 
 def seq_tiling(machine, case, s_q, s_kv):
     seq = _SeqTiling()
     assert library().fm_seq_tiling(machine.encode(), ctypes.byref(case.problem()), ctypes.c_int64(s_q), ctypes.c_int64(s_kv), ctypes.byref(seq)) == 0
-    return SeqTiling(("absorbed", "expanded", "value-absorbed")[seq.path], seq.num_splits, seq.split_len)
+    return SeqTiling(("absorbed", "expanded", "value-absorbed")[seq.path], seq.num_splits, seq.split_len, seq.qk_dim_pack)
 
 
 def key_tiles(machine, case, s_q, s_kv):

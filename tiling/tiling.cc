@@ -111,19 +111,40 @@ double path_cost(const Problem& p, const TilingData& t, int32_t path, int64_t s_
          flops.by_key * key_passes(p, t, path, s_q) / p.num_heads + flops.by_token;
 }
 
+namespace {
+
+// Absorbed or expanded as measured, where the call may follow a measurement; -1 where it may not.
+int32_t measured_path(const TilingData& tiling, int32_t latent, int64_t s_q, int64_t s_kv) {
+  if (tiling.split_threads == 0) return -1;
+  int32_t path = -1;
+  for (int32_t i = 0; i < tiling.path_points && tiling.path[i].context <= s_kv - s_q; ++i)
+    path = s_q < tiling.path[i].expanded_from ? latent : kExpanded;
+  return path;
+}
+
+}  // namespace
+
 SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_q, int64_t s_kv) {
   SeqTiling seq{};
   seq.path = latent_path(p, tiling);
   const bool chooses = p.hidden_size > 0 && seq.path != kExpanded;  // the bare operator is handed what to attend to
-  if (chooses && path_cost(p, tiling, kExpanded, s_q, s_kv) < path_cost(p, tiling, seq.path, s_q, s_kv)) seq.path = kExpanded;
+  if (const int32_t path = measured_path(tiling, seq.path, s_q, s_kv); chooses && path >= 0) seq.path = path;
+  else if (chooses && path_cost(p, tiling, kExpanded, s_q, s_kv) < path_cost(p, tiling, seq.path, s_q, s_kv)) seq.path = kExpanded;
 
   // Row groups already are work for the cores: splits only fill up to the work items of a sequence.
   int64_t row_groups = p.num_heads * tile_count(s_q, seq.path == kExpanded ? tiling.q_tile : tiling.absorbed_rows);
   if (seq.path == kAbsorbed) row_groups = p.num_kv_heads * tile_count(s_q * (p.num_heads / p.num_kv_heads), tiling.absorbed_rows);
-  const int64_t items = seq.path == kExpanded ? tiling.expanded_splits : tiling.max_splits;
+  int64_t items = seq.path == kExpanded ? tiling.expanded_splits : tiling.max_splits;
+  // Two splits a thread: a thread that comes late leaves its second one to another.
+  if (tiling.split_threads > 0) items = std::min<int64_t>(items, 2 * tiling.split_threads);
   const int64_t splits = kv_splits(tiling, s_kv, items / std::max<int64_t>(1, row_groups));
   seq.split_len = align_up(std::max<int64_t>(1, ceil_div(s_kv, splits)), tiling.kv_tile);
   seq.num_splits = static_cast<int32_t>(std::max<int64_t>(1, tile_count(s_kv, seq.split_len)));
+  // One or two rows leave most of a vector of rows by elements empty: then the lanes run over the head dimension alone.
+  constexpr int64_t kHardlyAny = 2;
+  const int64_t rows = seq.path == kAbsorbed ? s_q * (p.num_heads / p.num_kv_heads) : s_q;
+  const bool over_head_dim = tiling.num_cores == 0 && rows <= kHardlyAny;
+  seq.qk_dim_pack = over_head_dim ? tiling.qk_row_pack * tiling.qk_dim_pack : tiling.qk_dim_pack;
   return seq;
 }
 

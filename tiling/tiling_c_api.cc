@@ -1,7 +1,9 @@
 #include "tiling/tiling_c_api.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -24,7 +26,7 @@ const Machine& machine_named(const char* name) {
 void write_seq(JsonWriter& json, const SeqTiling& seq) {
   json.key("seq").begin_object();
   json.member("path", path_name(seq.path));
-  json.member("num_splits", seq.num_splits).member("split_len", seq.split_len);
+  json.member("num_splits", seq.num_splits).member("split_len", seq.split_len).member("qk_dim_pack", seq.qk_dim_pack);
   json.end_object();
 }
 
@@ -146,6 +148,22 @@ FM_EXPORT void fm_causal_range(int64_t start, int64_t length, int64_t first_pos,
   range[0] = cut.start;
   range[1] = cut.unmasked_end;
   range[2] = cut.end;
+}
+
+FM_EXPORT void fm_add_gemm_rule(const GemmRule* rule) { add_rule(*rule); }
+FM_EXPORT void fm_add_path_rule(const PathRule* rule) { add_rule(*rule); }
+FM_EXPORT void fm_clear_rules(void) { clear_rules(); }
+
+FM_EXPORT int fm_choices(const char* machine, const Problem* problem, GemmChoice* choices, PathRule* path) {
+  try {
+    const TilingData tiling = tuned_tiling(*problem, machine_named(machine));
+    std::copy(std::begin(tiling.gemm), std::end(tiling.gemm), choices);
+    path->count = tiling.path_points;
+    std::copy_n(tiling.path, tiling.path_points, path->points);
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
 }
 
 }  // extern "C"

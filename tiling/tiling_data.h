@@ -47,6 +47,23 @@ struct AscendBlocks {
   int32_t ub_out_buffers;    // copies of them in UB
 };
 
+// Which loop a product with a packed weight takes, by its rows M (CPU). Every loop adds the terms of K in one order, so no bit
+// depends on it.
+struct GemmChoice {
+  int32_t n, k;              // of a group of the weight
+  int32_t gemv_rows;         // M up to which one register block holds all rows while the weights stream past
+  int32_t flat_rows;         // M up to which sums stay in registers over all of K, row block after row block; beyond, K is cut into blocks
+};
+inline constexpr int32_t kProjections = 6;  // W_q, W_kva, W_qa, W_uk, W_uv, W_o
+
+// Measured choice of the attention path: with at least `context` tokens in the cache, the latent path serves fewer new tokens
+// than `expanded_from`.
+struct PathPoint {
+  int64_t context;
+  int64_t expanded_from;
+};
+inline constexpr int32_t kMostPathPoints = 12;
+
 // Blocks chosen for a layer on a machine. On a CPU the same for every call, so that a sequence's bits never depend on its
 // batch; on Ascend the configuration follows the shape of the call.
 struct TilingData {
@@ -74,6 +91,11 @@ struct TilingData {
   int32_t gemm_k_block;      // K elements a weight panel block holds
   int32_t gemm_rows;         // activation rows of one work item
   int32_t gemm_panels;       // weight panels of one work item where there are rows enough for all cores
+  GemmChoice gemm[kProjections];
+  // what a call that need not be deterministic may use; 0 threads: it must be
+  int32_t split_threads;     // threads that share a sequence's KV splits
+  int32_t path_points;
+  PathPoint path[kMostPathPoints];  // by ascending context
   // Ascend; 0 on a CPU. kv_tile, absorbed_rows and q_tile above repeat what the blocks below say.
   int32_t num_cores;         // AICs, each with two AIVs
   int32_t expanded_splits;   // KV splits of a sequence on the expanded path at the most; 1 on a CPU
@@ -95,6 +117,7 @@ struct SeqTiling {
   int32_t path;              // AttentionPath
   int32_t num_splits;        // KV splits
   int64_t split_len;         // keys a split holds, a multiple of kv_tile; the last one may hold less
+  int32_t qk_dim_pack;       // TilingData's, or on a CPU all lanes where the sequence has hardly any rows
 };
 
 }  // namespace flashmla

@@ -104,7 +104,7 @@ static void attention_absorbed(Layer &layer, const TokenGroup &g) {
   Workers &workers = layer.workers;
   Scratch &scratch = workers.scratch();
   const int64_t heads = layer.heads, ld_latent = layer.ld_latent();
-  const float scale = layer.args.attrs.softmax_scale;
+  const SoftmaxRule rule = {layer.args.attrs.softmax_scale, layer.args.attrs.unified_max != 0, layer.args.attrs.phi};
   const RequestLayout layout = {heads, g.path == kValueAbsorbed};
 
   AttentionRequest *requests = scratch.alloc<AttentionRequest>(g.num_pieces * layout.requests());
@@ -134,7 +134,7 @@ static void attention_absorbed(Layer &layer, const TokenGroup &g) {
       float *w_uk = scratch.alloc<float>(heads * packed_size(1, layer.d_n, layer.rank));
       workers.run(heads, [&](int64_t h, int thread) { transpose_w_uk(layer, h, w_uk + h * packed_size(1, layer.d_n, layer.rank), thread); });
       float *k = scratch.alloc<float>(workers.threads() * kv_tile * layer.ld_q());
-      attend_requests(workers, requests, count, layer.d_q(), layer.rank, scale, layer.tiling,
+      attend_requests(workers, requests, count, layer.d_q(), layer.rank, rule, layer.tiling,
                       [&](int thread) { return DecompressedStream<T>(layer, w_uk, latent(thread), k + thread * kv_tile * layer.ld_q(), thread); },
                       [&](const AttentionRequest &r, int64_t row, float *) {
                         return layer.q + ((first_token(r) + row) * heads + r.kv_head) * layer.ld_q();
@@ -142,7 +142,7 @@ static void attention_absorbed(Layer &layer, const TokenGroup &g) {
     } else {
       float *query = scratch.alloc<float>(g.tokens * heads * layer.ld_query());
       absorb(layer, g, query);
-      attend_requests(workers, requests, count, cache.d, layer.rank, scale, layer.tiling, latent,
+      attend_requests(workers, requests, count, cache.d, layer.rank, rule, layer.tiling, latent,
                       [&](const AttentionRequest &r, int64_t row, float *) { return query + (first_token(r) * heads + row) * layer.ld_query(); },
                       limit);
     }

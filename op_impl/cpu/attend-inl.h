@@ -1,9 +1,9 @@
 // The loop over KV tiles for one row chunk: qk -> online_softmax -> pv.
 //
-// Rows are (token, head) pairs that see the same keys. In QK a vector holds kRowsPerVec rows by 4 elements of the head
-// dimension, so that one load of 4 elements of a key serves all its rows and head counts need only be multiples of
-// kRowsPerVec to fill the lanes; in the softmax a vector holds as many rows as it has lanes, and no row needs a sum across
-// lanes. Rows never mix: a row's bits do not depend on what stands beside it.
+// Rows are (token, head) pairs that see the same keys. In QK a vector holds kLanes / pack rows by `pack` elements of the head
+// dimension: 4, so that one load of 4 elements of a key serves all its rows and head counts need only be multiples of
+// kLanes / 4 to fill the lanes; or kLanes, the whole vector for one row, where there are hardly any rows. In the softmax a
+// vector holds as many rows as it has lanes, and no row needs a sum across lanes. Rows never mix: a row's bits do not depend on what stands beside it.
 #pragma once
 
 #include "op_impl/cpu/gemm-inl.h"
@@ -13,13 +13,14 @@ namespace flashmla {
 namespace FLASHMLA_NS {
 
 constexpr float kMinusInf = -__builtin_inff();
-constexpr int kRowsPerVec = kLanes / 4;
+constexpr int kMostRowsPerVec = kLanes / 4;
 
 // Queries and running state of up to rows_max rows.
 struct RowChunk {
   int64_t rows;         // rows in use
   int64_t d_qk, d_v;
-  float *qt;            // row groups behind each other, each [ceil(d_qk / 4)][vectors][kLanes]; scaled queries
+  int64_t pack;         // elements of a row that a vector of QK holds, 4 or kLanes
+  float *qt;            // row groups behind each other, each [ceil(d_qk / pack)][vectors][kLanes]; scaled queries
   int64_t *limit;       // [rows]: keys that the row sees
   float *m, *l;         // [lds]: running maximum and sum
   float *rescale;       // [lds]
@@ -29,9 +30,12 @@ struct RowChunk {
   int64_t lds;
   int64_t min_limit, max_limit;
   bool started;         // o holds something
+  bool unified;         // exponentials against phi for all rows, not against each row's running maximum
+  float phi;
 
-  int64_t quads() const { return (d_qk + 3) / 4; }
-  int64_t vecs() const { return (rows + kRowsPerVec - 1) / kRowsPerVec; }
+  int64_t depth() const { return (d_qk + pack - 1) / pack; }  // vectors of a row group's rows
+  int64_t rows_per_vec() const { return kLanes / pack; }
+  int64_t vecs() const { return (rows + rows_per_vec() - 1) / rows_per_vec(); }
 };
 
 // Lanes of a row of S: the last row group's sums are stored by whole vectors.
@@ -41,11 +45,12 @@ static RowChunk make_row_chunk(Scratch &scratch, int64_t rows_max, int64_t d_qk,
   RowChunk c = {};
   c.d_qk = d_qk;
   c.d_v = d_v;
+  c.pack = t.qk_dim_pack;
   c.limit = scratch.alloc<int64_t>(rows_max);
   c.m = scratch.alloc<float>(padded_rows(rows_max));
   c.l = scratch.alloc<float>(padded_rows(rows_max));
   c.rescale = scratch.alloc<float>(padded_rows(rows_max));
-  c.qt = scratch.alloc<float>(round_up(rows_max, kRowsPerVec) * round_up(d_qk, 4));
+  c.qt = scratch.alloc<float>(round_up(rows_max, kMostRowsPerVec) * round_up(d_qk, kLanes));
   c.s = scratch.alloc<float>(t.kv_tile * padded_rows(rows_max));
   return c;
 }
@@ -67,7 +72,7 @@ static void set_rows(RowChunk &c, int64_t rows, float *o, int64_t ldo, bool star
   const int64_t last = c.vecs() - 1;
   int64_t group = 0;
   while (group + group_vecs(c.vecs() - group) <= last) group += group_vecs(c.vecs() - group);
-  c.lds = round_up(group * kRowsPerVec + round_up((c.vecs() - group) * kRowsPerVec, kLanes), kLanes);
+  c.lds = round_up(group * c.rows_per_vec() + round_up((c.vecs() - group) * c.rows_per_vec(), kLanes), kLanes);
   for (int64_t row = rows; row < c.lds; ++row) {  // lanes without a row
     c.m[row] = 0.0f;
     c.l[row] = 0.0f;
@@ -86,20 +91,20 @@ static void set_state(RowChunk &c, int64_t row, int64_t limit, float m, float l)
 // load_query(row) gives the row's [d_qk] float32 query.
 template <typename LoadQuery>
 static void set_queries(RowChunk &c, float scale, const LoadQuery &load_query) {
-  const int64_t quads = c.quads();
+  const int64_t pack = c.pack, depth = c.depth();
   int64_t row = 0;
   for (int64_t group = 0; group < c.vecs();) {
     const int64_t vecs = group_vecs(c.vecs() - group);
     for (int64_t v = 0; v < vecs; ++v) {
-      for (int64_t i = 0; i < kRowsPerVec; ++i, ++row) {
-        float *to = c.qt + (group * quads + v) * kLanes + i * 4;
+      for (int64_t i = 0; i < c.rows_per_vec(); ++i, ++row) {
+        float *to = c.qt + (group * depth + v) * kLanes + i * pack;
         const int64_t d_q = row < c.rows ? c.d_qk : 0;
         const float *q = d_q > 0 ? load_query(row) : nullptr;
-        for (int64_t quad = 0; quad < quads; ++quad, to += vecs * kLanes) {
-          if (quad * 4 + 4 <= d_q) {
-            for (int e = 0; e < 4; ++e) to[e] = q[quad * 4 + e] * scale;
+        for (int64_t d = 0; d < depth * pack; d += pack, to += vecs * kLanes) {
+          if (pack == 4 && d + 4 <= d_q) {
+            for (int e = 0; e < 4; ++e) to[e] = q[d + e] * scale;
           } else {
-            for (int e = 0; e < 4; ++e) to[e] = quad * 4 + e < d_q ? q[quad * 4 + e] * scale : 0.0f;
+            for (int64_t e = 0; e < pack; ++e) to[e] = d + e < d_q ? q[d + e] * scale : 0.0f;
           }
         }
       }
@@ -124,28 +129,49 @@ FM_INLINE const float *k_row(const char *base, const RowStrides &s) {
   return reinterpret_cast<const float *>(base + offset);
 }
 
+template <int PACK>
+FM_INLINE VF load_pack(const float *k) {  // PACK elements of a key, for every row of a vector
+  if constexpr (PACK == kLanes) return load(k); else return load_quad(k);
+}
+
 // Sums of KEYS keys by NV vectors of rows.
-template <int KEYS, int NV>
+template <int KEYS, int NV, int PACK>
 struct QkSums {
   VF acc[KEYS][NV];
 
   template <int J = 0>
-  FM_INLINE_MEMBER void add_quad(const char *const *base, const RowStrides &strides, const VF *q) {
+  FM_INLINE_MEMBER void add_pack(const char *const *base, const RowStrides &strides, const VF *q) {
     if constexpr (J < KEYS) {
-      const VF x = load_quad(k_row<J>(base[J / 8], strides));
+      const VF x = load_pack<PACK>(k_row<J>(base[J / 8], strides));
       FM_UNROLL
       for (int v = 0; v < NV; ++v) acc[J][v] = fma(x, q[v], acc[J][v]);
-      add_quad<J + 1>(base, strides, q);
+      add_pack<J + 1>(base, strides, q);
+    }
+  }
+  // The sums over the elements of a row, one float a row.
+  FM_INLINE_MEMBER void store_rows(float *s, int64_t lds) {
+    const VF none = zero();
+    FM_UNROLL
+    for (int j = 0; j < KEYS; ++j) {
+      const VF *a = acc[j];
+      if constexpr (PACK == kLanes && kLanes != 4) {
+        FM_UNROLL
+        for (int v = 0; v < NV; ++v) s[j * lds + v] = reduce_add(a[v]);
+      } else {
+        FM_UNROLL
+        for (int v = 0; v < NV; v += 4)
+          store(s + j * lds + v * (kLanes / 4), sum_quads(a[v], v + 1 < NV ? a[v + 1] : none, v + 2 < NV ? a[v + 2] : none, v + 3 < NV ? a[v + 3] : none));
+      }
     }
   }
 };
 
-// S[KEYS][NV * kRowsPerVec] = K Q^T. Elements d, d + 4, ... of a product are summed in ascending order, then the four sums
-// as (0 + 2) + (1 + 3), whatever KEYS and NV.
-template <int KEYS, int NV, typename TS>
-FM_INLINE void qk_block(const float *qt /* [d / 4][NV][kLanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
+// S[KEYS][NV vectors of rows] = K Q^T. Elements d, d + PACK, ... of a product are summed in ascending order, then those sums in
+// one order, whatever KEYS and NV.
+template <int KEYS, int NV, int PACK, typename TS>
+FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
                         int64_t d, float *s, int64_t lds, const Slice<TS> &side) {
-  QkSums<KEYS, NV> sums;
+  QkSums<KEYS, NV, PACK> sums;
   VF q[NV];
   FM_UNROLL
   for (int j = 0; j < KEYS; ++j)
@@ -154,39 +180,32 @@ FM_INLINE void qk_block(const float *qt /* [d / 4][NV][kLanes] */, const float *
   const char *base[(KEYS + 7) / 8];
   FM_UNROLL
   for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] = reinterpret_cast<const char *>(k + b * 8 * ldk);
-  Pace<TS> pace(side, d / 4);
-  for (int64_t i = 0; i < d / 4; ++i, qt += NV * kLanes) {
+  Pace<TS> pace(side, d / PACK);
+  for (int64_t i = 0; i < d / PACK; ++i, qt += NV * kLanes) {
     pace.round();
     FM_UNROLL
     for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
-    sums.add_quad(base, strides, q);
+    sums.add_pack(base, strides, q);
     FM_UNROLL
-    for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] += 4 * sizeof(float);
+    for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] += PACK * sizeof(float);
   }
   pace.finish();
-  if (d % 4 != 0) {  // the last elements of a key, with nothing read behind them
-    float rest[KEYS * 4] = {};
+  if (d % PACK != 0) {  // the last elements of a key, with nothing read behind them
+    float rest[KEYS * PACK] = {};
     for (int j = 0; j < KEYS; ++j)
-      for (int64_t e = 0; e < d % 4; ++e) rest[j * 4 + e] = k[j * ldk + d / 4 * 4 + e];
+      for (int64_t e = 0; e < d % PACK; ++e) rest[j * PACK + e] = k[j * ldk + d / PACK * PACK + e];
     FM_UNROLL
     for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
     FM_UNROLL
     for (int j = 0; j < KEYS; ++j)
       FM_UNROLL
-      for (int v = 0; v < NV; ++v) sums.acc[j][v] = fma(load_quad(rest + j * 4), q[v], sums.acc[j][v]);
+      for (int v = 0; v < NV; ++v) sums.acc[j][v] = fma(load_pack<PACK>(rest + j * PACK), q[v], sums.acc[j][v]);
   }
-  FM_UNROLL
-  for (int j = 0; j < KEYS; ++j)
-    FM_UNROLL
-    for (int v = 0; v < NV; v += 4) {
-      const VF none = zero();
-      const VF *a = sums.acc[j] + v;
-      store(s + j * lds + v * kRowsPerVec, sum_quads(a[0], v + 1 < NV ? a[1] : none, v + 2 < NV ? a[2] : none, v + 3 < NV ? a[3] : none));
-    }
+  sums.store_rows(s, lds);
 }
 
 // All keys of a tile for one row group.
-template <int NV, typename Side>
+template <int NV, int PACK, typename Side>
 static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, Side &side, int64_t groups /* to come, this one included */) {
   constexpr int KEYS = kQkAccumulators / NV < 16 ? kQkAccumulators / NV : 16;
   const RowStrides strides(tile.ldk);
@@ -196,32 +215,38 @@ static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, 
     const int64_t left = n - j;
     const int64_t keys = left >= KEYS ? KEYS : left >= 4 ? (KEYS < 4 ? KEYS : 4) : 1;
     const auto part = side.take((left + keys - 1) / keys + (groups - 1) * ((n + KEYS - 1) / KEYS));
-    if (keys == KEYS) qk_block<KEYS, NV>(qt, k, tile.ldk, strides, d, to, lds, part);
-    else if (keys == 4) qk_block<4, NV>(qt, k, tile.ldk, strides, d, to, lds, part);
-    else qk_block<1, NV>(qt, k, tile.ldk, strides, d, to, lds, part);
+    if (keys == KEYS) qk_block<KEYS, NV, PACK>(qt, k, tile.ldk, strides, d, to, lds, part);
+    else if (keys == 4) qk_block<4, NV, PACK>(qt, k, tile.ldk, strides, d, to, lds, part);
+    else qk_block<1, NV, PACK>(qt, k, tile.ldk, strides, d, to, lds, part);
     j += keys;
   }
 }
 
-template <typename Side>
-static void qk(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
+template <int PACK, typename Side>
+static void qk_packed(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
   for (int64_t group = 0; group < c.vecs();) {
     const int64_t vecs = group_vecs(c.vecs() - group);
-    const float *qt = c.qt + group * c.quads() * kLanes;
-    float *s = c.s + group * kRowsPerVec;
+    const float *qt = c.qt + group * c.depth() * kLanes;
+    float *s = c.s + group * (kLanes / PACK);
     const int64_t groups = (c.vecs() - group + vecs - 1) / vecs;
     switch (vecs) {
-      case 1: qk_group<1>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 2: qk_group<2>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 3: qk_group<3>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 1: qk_group<1, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 2: qk_group<2, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 3: qk_group<3, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
 #if defined(__AVX512F__)
-      case 4: qk_group<4>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 5: qk_group<5>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 6: qk_group<6>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 4: qk_group<4, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 5: qk_group<5, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 6: qk_group<6, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
 #endif
     }
     group += vecs;
   }
+}
+
+// S = Q K^T, [n][rows] in c.s.
+template <typename Side>
+static void qk(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
+  if (c.pack == 4) qk_packed<4>(c, tile, n, side); else qk_packed<kLanes>(c, tile, n, side);
 }
 
 // Masked scores become -inf, whose exponential is exactly 0: a finite mask value would tie with valid very negative logits.
@@ -239,10 +264,10 @@ static void online_softmax(const RowChunk &c, int64_t n) {
     for (int64_t j = 0; j < n; ++j) now = max(now, load(s + j * c.lds));
     // A row that has seen no key yet keeps -inf; prevent (-inf) - (-inf) = nan.
     const VF base = select_less(now, set1(-__FLT_MAX__), zero(), now);
-    const VF factor = exp_nonpositive(sub(before, base));
+    const VF factor = exp_float(sub(before, base));
     VF sum = mul(load(c.l + row), factor);
     for (int64_t j = 0; j < n; ++j) {
-      const VF p = exp_nonpositive(sub(load(s + j * c.lds), base));
+      const VF p = exp_float(sub(load(s + j * c.lds), base));
       sum = add(sum, p);
       store(s + j * c.lds, p);
     }
@@ -252,11 +277,39 @@ static void online_softmax(const RowChunk &c, int64_t n) {
   }
 }
 
+// The window in which exponentials against phi lose nothing: e^60 times any number of keys stays finite, and beside a largest
+// term of e^-40 those that vanish, below e^-87, are beyond float32.
+constexpr float kPhiBelow = 40.0f, kPhiAbove = 60.0f;
+
+// S -> P = exp(S - phi) with one phi for all rows (FlashDecoding++, arXiv 2311.01282): nothing is rescaled, neither from tile to
+// tile nor between KV splits. m keeps the running maximum, by which a row that leaves the window is found.
+static void unified_softmax(const RowChunk &c, int64_t n) {
+  const VF base = set1(c.phi);
+  for (int64_t row = 0; row < c.rows; row += kLanes) {
+    float *s = c.s + row;
+    VF now = load(c.m + row), sum = load(c.l + row);
+    for (int64_t j = 0; j < n; ++j) {
+      const VF score = load(s + j * c.lds);
+      now = max(now, score);
+      const VF p = exp_float(sub(score, base));
+      sum = add(sum, p);
+      store(s + j * c.lds, p);
+    }
+    store(c.m + row, now);
+    store(c.l + row, sum);
+  }
+}
+
+// Whether exponentials against phi stood for a row: false for NaN too. A row that saw no key has nothing to lose.
+static inline bool in_window(const RowChunk &c, int64_t row) {
+  return c.m[row] == kMinusInf || (c.m[row] >= c.phi - kPhiBelow && c.m[row] <= c.phi + kPhiAbove);
+}
+
 // O = O * rescale + P V for rows [row, row + rows): the rescale happens on the way of O into the registers.
 template <typename Side>
 static void pv(const RowChunk &c, const KvTile &tile, int64_t row, int64_t rows, int64_t n, Side &side) {
   block_product<false>(rows, round_up(c.d_v, kPanelAlign), c.s + row, 1, c.lds, tile.v, tile.ldv, n, c.o + row * c.ldo, c.ldo,
-                       c.started ? Start::kKeep : Start::kZero, c.started ? c.rescale + row : nullptr, side);
+                       c.started ? Start::kKeep : Start::kZero, c.started && !c.unified ? c.rescale + row : nullptr, side);
 }
 
 // The diagonal: a row takes the values it may see and no others, so that a NaN in a later token's value, times a probability
@@ -279,14 +332,10 @@ static void attend(RowChunk &c, int64_t begin, int64_t end, int64_t kv_tile, Til
     const int64_t n = end - first < kv_tile ? end - first : kv_tile;
     const KvTile tile = tiles.load(first, n);
     qk(c, tile, n, tiles.in_qk());
-    if (first + n <= c.min_limit) {
-      online_softmax(c, n);
-      pv(c, tile, 0, c.rows, n, tiles.in_pv());
-    } else {
-      mask_scores(c, first, n);
-      online_softmax(c, n);
-      pv_masked(c, tile, first, n);
-    }
+    const bool masked = first + n > c.min_limit;
+    if (masked) mask_scores(c, first, n);
+    if (c.unified) unified_softmax(c, n); else online_softmax(c, n);
+    if (masked) pv_masked(c, tile, first, n); else pv(c, tile, 0, c.rows, n, tiles.in_pv());
     tiles.finish();
     c.started = true;
   }

@@ -1,10 +1,12 @@
 #include "op_impl/cpu/c_api.h"
 
 #include <exception>
+#include <stdexcept>
 
 #include "op_impl/cpu/check.h"
 #include "op_impl/cpu/dispatch.h"
 #include "op_proto/op_proto.h"
+#include "tiling/tiling.h"
 
 #define FLASHMLA_EXPORT __attribute__((visibility("default")))
 
@@ -67,6 +69,22 @@ FLASHMLA_EXPORT int fm_check_cache_seqlens(int64_t num_blocks, int64_t block_siz
                                            const int32_t *block_table, const int32_t *cache_seqlens) {
   return guarded(1, [&] {
     return report(flashmla::check_cache_seqlens({num_blocks, block_size}, batch, max_blocks, block_table, cache_seqlens));
+  });
+}
+
+FLASHMLA_EXPORT int fm_gemm(int64_t rows, int64_t groups, int64_t n, int64_t k, const float *a, const void *w, int dtype, float *c,
+                            int gemv_rows, int flat_rows) {
+  return guarded(1, [&] {
+    // A layer whose o_proj this is: the tiling's blocks for projections depend on the machine alone.
+    const int32_t width = static_cast<int32_t>(n), depth = static_cast<int32_t>(k);
+    const flashmla::Machine *machine = flashmla::find_machine(flashmla::chosen_isa().machine);
+    if (machine == nullptr) throw std::runtime_error("no machine file for this ISA");
+    const flashmla::Problem problem = {width, 1, 1, 0, 16, depth, 0, depth, flashmla::kRopeFull, flashmla::kFloat32, dtype, flashmla::kFloat32, 64, 1, 1, 1};
+    flashmla::GemmArgs args = {rows, groups, n, k, a, {const_cast<void *>(w), dtype}, c, flashmla::make_tiling(problem, *machine)};
+    for (flashmla::GemmChoice &choice : args.tiling.gemm) choice = {width, depth, gemv_rows, flat_rows};
+    flashmla::ThreadPool::Session session(flashmla::ThreadPool::instance());
+    flashmla::chosen_isa().kernels->gemm(args, session);
+    return 0;
   });
 }
 

@@ -19,6 +19,10 @@ int fm_check_batch(int64_t num_blocks, int64_t block_size, int64_t batch, int64_
 int fm_check_cache_seqlens(int64_t num_blocks, int64_t block_size, int64_t batch, int64_t max_blocks, const int32_t *block_table,
                            const int32_t *cache_seqlens);
 
+// C = A W once, W packed in groups of [n, k] of that dtype (DType), A [rows, k], C [rows, groups * ceil(n / 16) * 16] float32, by the loop
+// that gemv_rows and flat_rows choose (GemmChoice). For measuring. 0, or 1 with the reason in fm_last_error.
+int fm_gemm(int64_t rows, int64_t groups, int64_t n, int64_t k, const float *a, const void *w, int dtype, float *c, int gemv_rows, int flat_rows);
+
 // The `extra` of an operator's entry (FlashMLA, ...) for a caller that has no MindSpore object: names [count], values [count],
 // integers exact to 2^53. It lives as long as the process; null when there is no memory.
 void *fm_new_attrs(const char *const *names, const double *values, int count);

@@ -10,6 +10,7 @@ struct Kernels {
   void (*flash_mla)(const LayerArgs &, ThreadPool::Session &);
   void (*flash_mla_with_kvcache)(const AttendArgs &, ThreadPool::Session &);
   void (*merge_attention_states)(const MergeArgs &, ThreadPool::Session &);
+  void (*gemm)(const GemmArgs &, ThreadPool::Session &);
 };
 
 struct Isa {

@@ -66,6 +66,7 @@ static void attend_tile(const Layer &layer, const ExpandedHead &head, const Toke
                         float *out /* [tokens, ld_out] */, int64_t ld_out) {
   const int64_t state = piece.row - g.row + token;
   const bool fresh = keys.begin == 0;
+  chunk.pack = piece.seq.qk_dim_pack;
   set_rows(chunk, tokens, head.o + state * layer.ld_v(), layer.ld_v(), !fresh);
   for (int64_t i = 0; i < tokens; ++i)
     set_state(chunk, i, piece.position + token + i + 1, fresh ? kMinusInf : head.m[state + i], fresh ? 0.0f : head.l[state + i]);

@@ -71,7 +71,7 @@ static void flash_mla_with_kvcache(const AttendArgs &args, ThreadPool::Session &
     float *tile_memory = scratch.alloc<float>(workers.threads() * tile_floats);
     with_dtype(args.cache.data.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      attend_requests(workers, requests, count * h_kv, d, args.head_dim_v, args.softmax_scale, args.tiling,
+      attend_requests(workers, requests, count * h_kv, d, args.head_dim_v, args.softmax, args.tiling,
                       [&](int thread) { return TileStream<T>(args.cache, args.head_dim_v, args.tiling.kv_tile, tile_memory + thread * tile_floats); },
                       [&](const AttentionRequest &r, int64_t row, float *buffer) {
                         widen_any(buffer, args.q, q_row(r, row) * d, d);

@@ -137,10 +137,17 @@ struct GemmJob {
 struct GemmScratch {
   float *floats;
   int64_t k_block, rows, panels, per_thread;
+  const GemmChoice *choices;  // [kProjections]
 
-  GemmScratch(Workers &workers, const TilingData &t) : k_block(t.gemm_k_block), rows(t.gemm_rows), panels(t.gemm_panels) {
+  GemmScratch(Workers &workers, const TilingData &t) : k_block(t.gemm_k_block), rows(t.gemm_rows), panels(t.gemm_panels), choices(t.gemm) {
     per_thread = k_block * kPanel + rows * kPanel * panels + rows * k_block;
     floats = workers.scratch().alloc<float>(workers.threads() * per_thread);
+  }
+  // How a product with w is computed; of a matrix that is no projection, few rows by a register block, else by tiles.
+  GemmChoice choice(const PackedWeight &w) const {
+    for (int32_t i = 0; i < kProjections; ++i)
+      if (choices[i].n == w.n && choices[i].k == w.k) return choices[i];
+    return {int32_t(w.n), int32_t(w.k), INT32_MAX, 0};
   }
   float *wide(int thread) const { return floats + thread * per_thread; }                   // [k_block, kPanel] a weight block as float32
   float *sums(int thread) const { return wide(thread) + k_block * kPanel; }                // [panels][rows, kPanel]
@@ -179,6 +186,18 @@ static void gemm_few_rows(const GemmJob &job, int64_t row, int64_t rows, int64_t
 
 template <typename T>
 constexpr int64_t few_rows() { return sizeof(T) < sizeof(float) ? kGemmTallRows : kGemmRows; }
+
+// The same loop for some more rows: a panel's strip of weights stays in L2 while the row blocks pass over all of K.
+template <typename T>
+static void gemm_flat(const GemmJob &job, int64_t row, int64_t rows, int64_t p0, int64_t p1) {
+  Lines none;
+  for (int64_t p = p0; p < p1; ++p) {
+    const int64_t width = job.w.width(p);
+    const T *b = element<T>(job.w.data, job.w.offset(p) + job.k_begin * width);
+    block_product<true>(rows, width, job.a + row * job.lda, job.lda, 1, b, width, job.k_end - job.k_begin, job.c + row * job.ldc + job.w.column(p),
+                        job.ldc, job.accumulate ? Start::kKeep : Start::kZero, nullptr, none);
+  }
+}
 
 // C (+)= A W for one panel and K block [k0, k1): the block of W stays in L1 while the row blocks pass over it, and the next
 // one comes into L2 meanwhile.
@@ -258,8 +277,11 @@ static void write_out(const GemmJob &job, int64_t row, int64_t rows, int64_t col
 // The block of one work item.
 template <typename T>
 static void gemm_item(const GemmJob &job, int64_t row, int64_t rows, int64_t p0, int64_t p1, const GemmScratch &scratch, int thread) {
-  if (rows <= few_rows<T>() && kPanel <= kGemmVecs * kLanes) {
+  const GemmChoice choice = scratch.choice(job.w);
+  if (rows <= few_rows<T>() && rows <= choice.gemv_rows && kPanel <= kGemmVecs * kLanes) {
     gemm_few_rows<T>(job, row, rows, p0, p1);
+  } else if (rows <= choice.flat_rows) {
+    gemm_flat<T>(job, row, rows, p0, p1);
   } else {
     for (int64_t m = row; m < row + rows; m += scratch.rows)
       for (int64_t p = p0; p < p1; p += scratch.panels)

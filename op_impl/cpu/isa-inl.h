@@ -7,8 +7,18 @@
 namespace flashmla {
 namespace FLASHMLA_NS {
 
+static void gemm(const GemmArgs &args, ThreadPool::Session &session) {
+  Scratch &scratch = Scratch::instance();
+  scratch.reset();
+  Workers workers(session, scratch);
+  const GemmScratch gemm_scratch(workers, args.tiling);
+  const GemmJob job = {args.a, args.k, args.rows, {args.w, 0, args.groups, args.n, args.k}, 0, args.k, args.c,
+                       args.groups * round_up(args.n, kPanelAlign), false, nullptr};
+  run_gemms(workers, &job, 1, gemm_scratch);
+}
+
 extern const Kernels kKernels;
-const Kernels kKernels = {flash_mla, flash_mla_with_kvcache, merge_attention_states};
+const Kernels kKernels = {flash_mla, flash_mla_with_kvcache, merge_attention_states, gemm};
 
 }  // namespace FLASHMLA_NS
 }  // namespace flashmla

@@ -33,6 +33,13 @@ struct Batch {
   const int32_t *context_lens;   // [B]
 };
 
+// How scores become probabilities.
+struct SoftmaxRule {
+  float scale;
+  bool unified;  // exponentials against phi for all rows, instead of against each row's running maximum
+  float phi;
+};
+
 struct LayerArgs {
   FlashMLAAttrs attrs;
   int64_t num_tokens;            // T
@@ -57,7 +64,7 @@ struct AttendArgs {              // flash_mla_with_kvcache
   const int32_t *block_table;    // [B, max_blocks]
   const int32_t *cache_seqlens;  // [B]
   int64_t head_dim_v;
-  float softmax_scale;
+  SoftmaxRule softmax;
   bool causal;
   Storage out;                   // [B, s_q, h_q, head_dim_v]
   float *lse;                    // [B, h_q, s_q]
@@ -70,6 +77,15 @@ struct MergeArgs {
   Storage out_a, out_b, out;     // [B, s_q, h, d]
   const float *lse_a, *lse_b;    // [B, h, s_q]
   float *lse;
+};
+
+// One product with a packed weight, for measuring: C = A W.
+struct GemmArgs {
+  int64_t rows, groups, n, k;
+  const float *a;                // [rows, k]
+  Storage w;                     // packed
+  float *c;                      // [rows, groups * round_up(n, kPanelAlign)]
+  TilingData tiling;
 };
 
 }  // namespace flashmla

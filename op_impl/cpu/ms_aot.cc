@@ -12,7 +12,7 @@
 #include "op_impl/cpu/dispatch.h"
 #include "op_impl/cpu/huge_pages.h"
 #include "op_proto/op_proto.h"
-#include "tiling/tiling.h"
+#include "tiling/tune.h"
 
 #define FLASHMLA_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -90,7 +90,7 @@ int guarded(const F &f) {
 TilingData tiling_for(const Problem &problem) {
   const Machine *machine = find_machine(chosen_isa().machine);
   if (machine == nullptr) throw std::runtime_error(std::string("no machine file for ") + chosen_isa().machine);
-  return make_tiling(problem, *machine);
+  return tuned_tiling(problem, *machine);
 }
 
 // Weights and cache, which a decode step reads from memory as a whole.
@@ -175,7 +175,7 @@ void run_with_kvcache(const Params &p, AotExtra *extra) {
   require(check_cache_seqlens({cache[0], cache[1]}, args.batch, args.max_blocks, args.block_table, args.cache_seqlens));
   if (args.batch == 0 || args.s_q == 0) return;
   args.head_dim_v = attrs.head_dim_v;
-  args.softmax_scale = attrs.default_scale ? 1.0f / std::sqrt(float(q[3])) : attrs.softmax_scale;
+  args.softmax = {attrs.default_scale ? 1.0f / std::sqrt(float(q[3])) : attrs.softmax_scale, attrs.unified_max != 0, attrs.phi};
   args.causal = attrs.causal != 0;
   args.out = p.storage(In::count);
   args.lse = p.as<float>(In::count + 1);

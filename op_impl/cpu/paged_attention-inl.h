@@ -110,7 +110,7 @@ class ItemTiles {
 // Runs all items. make_stream(thread) gives a worker's tiles, load_query(request, row, buffer) a pointer to the row's [d_qk]
 // float32 query, limit(request, row) the number of keys it sees.
 template <typename MakeStream, typename LoadQuery, typename Limit>
-static void attend_requests(Workers &workers, AttentionRequest *requests, int64_t count, int64_t d_qk, int64_t d_v, float scale,
+static void attend_requests(Workers &workers, AttentionRequest *requests, int64_t count, int64_t d_qk, int64_t d_v, const SoftmaxRule &rule,
                             const TilingData &t, const MakeStream &make_stream, const LoadQuery &load_query, const Limit &limit) {
   const int64_t ldo = round_up(d_v, kPanelAlign);
   WorkList list(requests, count, t);
@@ -122,24 +122,33 @@ static void attend_requests(Workers &workers, AttentionRequest *requests, int64_
     RowChunk &chunk = chunks[thread];
     ItemTiles<decltype(make_stream(thread))> tiles(list, make_stream(thread), t.kv_tile);
     const AttentionRequest *packed = nullptr;  // whose queries the chunk holds, from which row on
-    int64_t packed_row = 0;
+    int64_t packed_row = 0, packed_rows = 0;
     for (WorkItem item = tiles.advance(); item.request != nullptr; item = tiles.advance()) {
       const AttentionRequest &r = *item.request;
       const int64_t state = item.split * r.rows + item.first_row;
-      set_rows(chunk, item.rows, r.o + state * ldo, ldo, false);
-      for (int64_t i = 0; i < item.rows; ++i) set_state(chunk, i, limit(r, item.first_row + i), kMinusInf, 0.0f);
-      if (packed != &r || packed_row != item.first_row)
-        set_queries(chunk, scale, [&](int64_t i) { return load_query(r, item.first_row + i, queries + thread * d_qk); });
-      packed = &r;
-      packed_row = item.first_row;
-      attend(chunk, item.begin, item.end, t.kv_tile, tiles);
+      const auto run_rows = [&](int64_t first, int64_t rows, bool unified) {
+        chunk.pack = r.seq.qk_dim_pack;
+        set_rows(chunk, rows, r.o + (state + first) * ldo, ldo, false);
+        chunk.unified = unified;
+        chunk.phi = rule.phi;
+        for (int64_t i = 0; i < rows; ++i) set_state(chunk, i, limit(r, item.first_row + first + i), kMinusInf, 0.0f);
+        if (packed != &r || packed_row != item.first_row + first || packed_rows != rows)
+          set_queries(chunk, rule.scale, [&](int64_t i) { return load_query(r, item.first_row + first + i, queries + thread * d_qk); });
+        packed = &r;
+        packed_row = item.first_row + first;
+        packed_rows = rows;
+        attend(chunk, item.begin, item.end, t.kv_tile, tiles);
+        if (!chunk.started)
+          for (int64_t i = 0; i < rows; ++i) zero_row(chunk.o + i * ldo, ldo);
+        for (int64_t i = 0; i < rows; ++i) {
+          r.m[state + first + i] = unified && in_window(chunk, i) ? rule.phi : chunk.m[i];
+          r.l[state + first + i] = unified && !in_window(chunk, i) ? -1.0f : chunk.l[i];
+        }
+      };
+      run_rows(0, item.rows, rule.unified);
+      for (int64_t i = 0; rule.unified && i < item.rows; ++i)  // a row that left the window, and that row alone
+        if (r.l[state + i] == -1.0f) run_rows(i, 1, false);
       tiles.leave();
-      if (!chunk.started)
-        for (int64_t i = 0; i < item.rows; ++i) zero_row(chunk.o + i * ldo, ldo);
-      for (int64_t i = 0; i < item.rows; ++i) {
-        r.m[state + i] = chunk.m[i];
-        r.l[state + i] = chunk.l[i];
-      }
     }
   });
 }

@@ -67,9 +67,9 @@ FM_INLINE void store_one(float *p, float f) { *p = f; }
 FM_INLINE void store_one(Half *p, float f) { *p = to_half(f); }
 FM_INLINE void store_one(BFloat *p, float f) { *p = to_bfloat(f); }
 
-// e^x for x <= 0, relative error below 2e-7; exactly 0 below -87 (2^-126), -inf included; NaN stays NaN.
+// e^x for x < 88, relative error below 2e-7; exactly 0 below -87 (2^-126), -inf included; NaN stays NaN.
 // x = n ln2 + r with |r| <= ln2 / 2; e^r from a polynomial fitted to minimise the relative error on that interval, e^x = 2^n e^r.
-FM_INLINE VF exp_nonpositive(VF x) {
+FM_INLINE VF exp_float(VF x) {
   const VF low = set1(-87.0f);
   const VF t = max(low, x);
   const VF n = round_nearest(mul(t, set1(1.44269504f)));
