@@ -27,6 +27,7 @@ sources=(
   tiling/ascend_projections.cc
   tiling/tiling_report.cc
   tiling/tiling_c_api.cc
+  tiling/tune.cc
   op_impl/cpu/thread_pool.cc
   op_impl/cpu/scratch.cc
   op_impl/cpu/huge_pages.cc

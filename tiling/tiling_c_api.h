@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "tiling/tiling_data.h"
+#include "tiling/tune.h"
 
 extern "C" {
 
@@ -24,5 +25,13 @@ int64_t fm_tiles(const char* machine, const flashmla::Problem* problem, int64_t 
 
 // causal_range of tiling/tiles.h: range [3] = start, unmasked_end, end.
 void fm_causal_range(int64_t start, int64_t length, int64_t first_pos, int64_t last_pos, int64_t* range);
+
+// Rules of the process in place of the cost model's choices (tiling/tune.h).
+void fm_add_gemm_rule(const flashmla::GemmRule* rule);
+void fm_add_path_rule(const flashmla::PathRule* rule);
+void fm_clear_rules(void);
+
+// The choices in force for a problem on a machine: choices [kProjections], and the path rule (count 0: the cost model). 0, or 1 as above.
+int fm_choices(const char* machine, const flashmla::Problem* problem, flashmla::GemmChoice* choices, flashmla::PathRule* path);
 
 }  // extern "C"

@@ -31,6 +31,8 @@ constexpr int64_t kTransposedBytes = 80 * kMiB;  // W_UK of all heads on the val
 
 constexpr int64_t kQkKeys = 4;       // keys whose sums QK holds in registers, so that a loaded q serves as many multiply-adds
 constexpr int64_t kUpTokens = 32;    // enough rows to pay for widening a 16-bit W_UV
+constexpr int32_t kGemvRows = 8;     // as many as a register block takes at the most
+constexpr int32_t kFlatRows = 0;
 constexpr int64_t kGemmPanels = 12;  // a row of activations is read once for all of them
 
 // Half of L2 holds the tiles, the other half what streams through (cache rows, weights). A problem too large for that takes
@@ -60,6 +62,27 @@ AbsorbedBlocks best_absorbed(const Problem& p, int64_t lanes, int64_t budget) {
     }
   }
   return best;
+}
+
+// Rows of the flat loop, where every row block passes over the panel's whole [K, panel] strip: it must stay in L2 for that, and
+// weights of 16 bit would be widened once a row block.
+int32_t flat_rows(const Problem& p, const Machine& m, int64_t k) {
+  const bool stays = k * m.gemm_panel_cols * 4 <= m.l2_bytes / 4;
+  return p.weight_dtype == kFloat32 && stays ? kFlatRows : 0;
+}
+
+void choose_gemms(const Problem& p, const Machine& m, TilingData* t) {
+  const int32_t rank = p.kv_lora_rank, d_n = p.qk_nope_head_dim, d_v = p.v_head_dim;
+  const int32_t shapes[kProjections][2] = {{static_cast<int32_t>(d_qk(p)), p.q_lora_rank > 0 ? p.q_lora_rank : p.hidden_size},
+                                           {static_cast<int32_t>(latent_width(p)), p.hidden_size},
+                                           {p.q_lora_rank, p.hidden_size},
+                                           {rank, d_n},
+                                           {d_v, rank},
+                                           {p.hidden_size, static_cast<int32_t>(p.num_heads) * d_v}};
+  for (int32_t i = 0; i < kProjections; ++i) {
+    const int32_t n = shapes[i][0], k = shapes[i][1];
+    t->gemm[i] = {n, k, kGemvRows, flat_rows(p, m, k)};
+  }
 }
 
 }  // namespace
@@ -106,6 +129,7 @@ TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   t.gemm_k_block = static_cast<int32_t>(std::max<int64_t>(16, align_down(m.l1_bytes * 2 / 3 / panel_row, 16)));
   t.gemm_rows = static_cast<int32_t>(std::max<int64_t>(24, align_down(m.l1_bytes / panel_row, 24)));
   t.gemm_panels = kGemmPanels;
+  choose_gemms(p, m, &t);
 
   // A weight block in L1 serves as many keys of a decompression as activation rows of a projection, where their latents fit.
   int64_t keys = std::max<int64_t>(t.kv_tile, align_down(t.gemm_rows, t.kv_tile));
