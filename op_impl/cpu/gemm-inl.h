@@ -1,158 +1,12 @@
-// Products with a packed weight: C[m, n] (+)= sum over k of A[m, k] W[n, k], and the register block that attention's P V
-// shares. Every path adds the k terms of an element in ascending order into one accumulator, so an element's bits do not
-// depend on how many rows stand beside it, on the K blocks or on the thread count.
+// Products with a packed weight: C[m, n] (+)= sum over k of A[m, k] W[n, k]. Every path adds the k terms of an element in ascending
+// order, so its bits do not depend on the rows beside it, on the K blocks or on the thread count.
 #pragma once
 
-#include "op_impl/cpu/parallel-inl.h"
-#include "op_impl/cpu/rows-inl.h"
-#include "op_impl/cpu/side_work-inl.h"
+#include "op_impl/cpu/gemm_job-inl.h"
+#include "op_impl/cpu/register_block-inl.h"
 
 namespace flashmla {
 namespace FLASHMLA_NS {
-
-// Weights read once from memory are prefetched this far ahead.
-constexpr int64_t kStreamAheadBytes = 4096;
-
-template <int N>
-struct Count { static constexpr int value = N; };
-
-// How a register block starts: from nothing, or from C.
-enum class Start { kZero, kKeep };
-
-// C[MR][NV lanes] = start + sum_k A[m, k] B[k][NV lanes]; A[m, k] at a[m * a_row + k * a_k]. With factors, what stands in C is
-// multiplied by its row's first: the rescale of online softmax.
-template <int MR, int NV, bool kStream, typename TB, typename TS>
-FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
-                              float *c, int64_t ldc, Start start, const float *factor /* [MR] or nullptr */, const Slice<TS> &side) {
-  VF acc[MR][NV];
-  FM_UNROLL
-  for (int m = 0; m < MR; ++m)
-    FM_UNROLL
-    for (int v = 0; v < NV; ++v) acc[m][v] = start == Start::kZero ? zero() : load(c + m * ldc + v * kLanes);
-  if (factor != nullptr)
-    FM_UNROLL
-    for (int m = 0; m < MR; ++m)
-      FM_UNROLL
-      for (int v = 0; v < NV; ++v) acc[m][v] = mul(acc[m][v], set1(factor[m]));
-  Pace<TS> pace(side, k);
-  for (int64_t i = 0; i < k; ++i, a += a_k, b += ldb) {
-    VF row[NV];
-    FM_UNROLL
-    for (int v = 0; v < NV; ++v) row[v] = load(b + v * kLanes);
-    pace.round();
-    if (kStream)
-      FM_UNROLL
-      for (int64_t byte = 0; byte < int64_t(NV * kLanes * sizeof(TB)); byte += 64)
-        __builtin_prefetch(reinterpret_cast<const char *>(b) + kStreamAheadBytes + byte);
-    FM_UNROLL
-    for (int m = 0; m < MR; ++m) {
-      const VF x = set1(a[m * a_row]);
-      FM_UNROLL
-      for (int v = 0; v < NV; ++v) acc[m][v] = fma(x, row[v], acc[m][v]);
-    }
-  }
-  pace.finish();
-  FM_UNROLL
-  for (int m = 0; m < MR; ++m)
-    FM_UNROLL
-    for (int v = 0; v < NV; ++v) store(c + m * ldc + v * kLanes, acc[m][v]);
-}
-
-template <int NV, bool kStream, typename TB, typename TS>
-static void register_rows(int rows, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
-                          float *c, int64_t ldc, Start start, const float *factor, const Slice<TS> &side) {
-  static_assert(kGemmRows == 6, "one case a row count");
-  switch (rows) {
-    case 1: return register_block<1, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
-    case 2: return register_block<2, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
-    case 3: return register_block<3, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
-    case 4: return register_block<4, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
-    case 5: return register_block<5, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
-    default: return register_block<6, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
-  }
-}
-
-// The same for any number of rows and n a multiple of 16: columns outside, so that the n-wide strip of B stays in L1
-// while the row blocks pass over it; rows in even blocks of at most kGemmRows.
-template <bool kStream, typename TB, typename Side>
-static void block_product(int64_t rows, int64_t n, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb,
-                          int64_t k, float *c, int64_t ldc, Start start, const float *factor /* [rows] */, Side &side) {
-  const int64_t blocks = (rows + kGemmRows - 1) / kGemmRows;
-  int64_t parts = blocks * ((n + kGemmVecs * kLanes - 1) / (kGemmVecs * kLanes));  // register blocks to come
-  for (int64_t col = 0; col < n;) {
-    const int64_t vecs = (n - col) / kLanes < kGemmVecs ? (n - col) / kLanes : kGemmVecs;
-    for (int64_t m = 0, left = blocks; m < rows; --left) {
-      const int count = int((rows - m + left - 1) / left);
-      const auto part = side.take(parts--);
-      const float *am = a + m * a_row;
-      const float *fm = factor ? factor + m : nullptr;
-      float *cm = c + m * ldc + col;
-      if (vecs == kGemmVecs) register_rows<kGemmVecs, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
-      else if (vecs == 3) register_rows<3, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
-      else if (vecs == 2) register_rows<2, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
-      else register_rows<1, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
-      m += count;
-    }
-    col += vecs * kLanes;
-  }
-}
-
-// Consecutive groups of a packed weight as one matrix; a group is padded to n_padded() columns, here and in C.
-struct PackedWeight {
-  Storage data;     // the whole array
-  int64_t first_group, groups;
-  int64_t n, k;     // of a group
-  int64_t n_padded() const { return round_up(n, kPanelAlign); }
-  int64_t panels_per_group() const { return (n_padded() + kPanel - 1) / kPanel; }
-  int64_t panels() const { return groups * panels_per_group(); }
-  // Panel p covers columns [column(p), column(p) + width(p)) of C; its [k][width] block starts at element offset(p).
-  int64_t column(int64_t p) const { return p / panels_per_group() * n_padded() + p % panels_per_group() * kPanel; }
-  int64_t width(int64_t p) const {
-    const int64_t left = n_padded() - p % panels_per_group() * kPanel;
-    return left < kPanel ? left : kPanel;
-  }
-  int64_t offset(int64_t p) const { return (first_group * n_padded() + column(p)) * k; }
-};
-
-// Where a finished product leaves the operator: out = C + bias + residual, rounded once.
-struct Epilog {
-  Storage out, residual;  // [*, ld]
-  int64_t first_row;      // of the job's rows in out and residual
-  const float *bias;      // [n] or nullptr
-  int64_t ld;
-};
-
-struct GemmJob {
-  const float *a;         // [rows, lda], already at its k_begin
-  int64_t lda, rows;
-  PackedWeight w;
-  int64_t k_begin, k_end; // the part of K that is added now
-  float *c;               // [rows, ldc], ldc >= w.groups * w.n_padded()
-  int64_t ldc;
-  bool accumulate;
-  const Epilog *epilog;   // with the last part of K, or nullptr; for one group
-};
-
-// What a worker needs beside the job.
-struct GemmScratch {
-  float *floats;
-  int64_t k_block, rows, panels, per_thread;
-  const GemmChoice *choices;  // [kProjections]
-
-  GemmScratch(Workers &workers, const TilingData &t) : k_block(t.gemm_k_block), rows(t.gemm_rows), panels(t.gemm_panels), choices(t.gemm) {
-    per_thread = k_block * kPanel + rows * kPanel * panels + rows * k_block;
-    floats = workers.scratch().alloc<float>(workers.threads() * per_thread);
-  }
-  // How a product with w is computed; of a matrix that is no projection, few rows by a register block, else by tiles.
-  GemmChoice choice(const PackedWeight &w) const {
-    for (int32_t i = 0; i < kProjections; ++i)
-      if (choices[i].n == w.n && choices[i].k == w.k) return choices[i];
-    return {int32_t(w.n), int32_t(w.k), INT32_MAX, 0};
-  }
-  float *wide(int thread) const { return floats + thread * per_thread; }                   // [k_block, kPanel] a weight block as float32
-  float *sums(int thread) const { return wide(thread) + k_block * kPanel; }                // [panels][rows, kPanel]
-  float *activations(int thread) const { return sums(thread) + rows * kPanel * panels; }  // [rows, k_block]
-};
 
 // Few rows: the accumulators stay in registers over the whole of K, and the weights stream past once. Of 16-bit weights 7 and 8
 // rows count as few too, by three vectors, then one: in two blocks of rows a weight would be widened twice (8 rows: 82
@@ -255,23 +109,6 @@ static void gemm_many_rows(const GemmJob &job, int64_t row, int64_t rows, int64_
     }
   }
   each_sum([](float *sum, float *out, int64_t n) { copy_row(out, sum, n); });
-}
-
-static void write_out(const GemmJob &job, int64_t row, int64_t rows, int64_t col, int64_t cols) {
-  const Epilog &e = *job.epilog;
-  float line[kPanel], add_on[kPanel];
-  for (int64_t m = row; m < row + rows; ++m) {
-    for (int64_t c0 = col; c0 < col + cols; c0 += kPanel) {
-      const int64_t n = col + cols - c0 < kPanel ? col + cols - c0 : kPanel;
-      const float *src = job.c + m * job.ldc + c0;
-      for (int64_t i = 0; i < n; ++i) line[i] = e.bias ? src[i] + e.bias[c0 + i] : src[i];
-      if (e.residual.present()) {
-        widen_any(add_on, e.residual, (e.first_row + m) * e.ld + c0, n);
-        for (int64_t i = 0; i < n; ++i) line[i] += add_on[i];
-      }
-      narrow_any(e.out, (e.first_row + m) * e.ld + c0, line, n);
-    }
-  }
 }
 
 // The block of one work item.

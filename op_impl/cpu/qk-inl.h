@@ -1,0 +1,147 @@
+// qk: S = Q K^T for a tile of keys.
+#pragma once
+
+#include "op_impl/cpu/kv_tile-inl.h"
+#include "op_impl/cpu/row_chunk-inl.h"
+
+namespace flashmla {
+namespace FLASHMLA_NS {
+
+// Rows of K by address arithmetic alone: row 8 b + j stands at base[b] plus one of these strides, scaled by the address unit.
+// Without them the compiler keeps a pointer a row, most of them on the stack, and reloading those takes the load slots that
+// feed the FMAs.
+struct RowStrides {
+  int64_t one, three, five, seven;  // bytes; opaque to the compiler, which would turn the sums back into pointers
+  explicit RowStrides(int64_t ldk) : one(ldk * 4), three(one * 3), five(one * 5), seven(one * 7) {
+    __asm__("" : "+r"(one), "+r"(three), "+r"(five), "+r"(seven));
+  }
+};
+template <int J>
+FM_INLINE const float *k_row(const char *base, const RowStrides &s) {
+  constexpr int j = J % 8;
+  const int64_t offset = j == 1 ? s.one : j == 2 ? s.one * 2 : j == 3 ? s.three : j == 4 ? s.one * 4 : j == 5 ? s.five : j == 6 ? s.three * 2 : j == 7 ? s.seven : 0;
+  return reinterpret_cast<const float *>(base + offset);
+}
+
+template <int PACK>
+FM_INLINE VF load_pack(const float *k) {  // PACK elements of a key, for every row of a vector
+  if constexpr (PACK == kLanes) return load(k); else return load_quad(k);
+}
+
+// Sums of KEYS keys by NV vectors of rows.
+template <int KEYS, int NV, int PACK>
+struct QkSums {
+  VF acc[KEYS][NV];
+
+  template <int J = 0>
+  FM_INLINE_MEMBER void add_pack(const char *const *base, const RowStrides &strides, const VF *q) {
+    if constexpr (J < KEYS) {
+      const VF x = load_pack<PACK>(k_row<J>(base[J / 8], strides));
+      FM_UNROLL
+      for (int v = 0; v < NV; ++v) acc[J][v] = fma(x, q[v], acc[J][v]);
+      add_pack<J + 1>(base, strides, q);
+    }
+  }
+  // The sums over the elements of a row, one float a row.
+  FM_INLINE_MEMBER void store_rows(float *s, int64_t lds) {
+    const VF none = zero();
+    FM_UNROLL
+    for (int j = 0; j < KEYS; ++j) {
+      const VF *a = acc[j];
+      if constexpr (PACK == kLanes && kLanes != 4) {
+        FM_UNROLL
+        for (int v = 0; v < NV; ++v) s[j * lds + v] = reduce_add(a[v]);
+      } else {
+        FM_UNROLL
+        for (int v = 0; v < NV; v += 4)
+          store(s + j * lds + v * (kLanes / 4), sum_quads(a[v], v + 1 < NV ? a[v + 1] : none, v + 2 < NV ? a[v + 2] : none, v + 3 < NV ? a[v + 3] : none));
+      }
+    }
+  }
+};
+
+// S[KEYS][NV vectors of rows] = K Q^T. Elements d, d + PACK, ... of a product are summed in ascending order, then those sums in
+// one order, whatever KEYS and NV.
+template <int KEYS, int NV, int PACK, typename TS>
+FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
+                        int64_t d, float *s, int64_t lds, const Slice<TS> &side) {
+  QkSums<KEYS, NV, PACK> sums;
+  VF q[NV];
+  FM_UNROLL
+  for (int j = 0; j < KEYS; ++j)
+    FM_UNROLL
+    for (int v = 0; v < NV; ++v) sums.acc[j][v] = zero();
+  const char *base[(KEYS + 7) / 8];
+  FM_UNROLL
+  for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] = reinterpret_cast<const char *>(k + b * 8 * ldk);
+  Pace<TS> pace(side, d / PACK);
+  for (int64_t i = 0; i < d / PACK; ++i, qt += NV * kLanes) {
+    pace.round();
+    FM_UNROLL
+    for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
+    sums.add_pack(base, strides, q);
+    FM_UNROLL
+    for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] += PACK * sizeof(float);
+  }
+  pace.finish();
+  if (d % PACK != 0) {  // the last elements of a key, with nothing read behind them
+    float rest[KEYS * PACK] = {};
+    for (int j = 0; j < KEYS; ++j)
+      for (int64_t e = 0; e < d % PACK; ++e) rest[j * PACK + e] = k[j * ldk + d / PACK * PACK + e];
+    FM_UNROLL
+    for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
+    FM_UNROLL
+    for (int j = 0; j < KEYS; ++j)
+      FM_UNROLL
+      for (int v = 0; v < NV; ++v) sums.acc[j][v] = fma(load_pack<PACK>(rest + j * PACK), q[v], sums.acc[j][v]);
+  }
+  sums.store_rows(s, lds);
+}
+
+// All keys of a tile for one row group.
+template <int NV, int PACK, typename Side>
+static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, Side &side, int64_t groups /* to come, this one included */) {
+  constexpr int KEYS = kQkAccumulators / NV < 16 ? kQkAccumulators / NV : 16;
+  const RowStrides strides(tile.ldk);
+  for (int64_t j = 0; j < n;) {
+    const float *k = tile.k + j * tile.ldk;
+    float *to = s + j * lds;
+    const int64_t left = n - j;
+    const int64_t keys = left >= KEYS ? KEYS : left >= 4 ? (KEYS < 4 ? KEYS : 4) : 1;
+    const auto part = side.take((left + keys - 1) / keys + (groups - 1) * ((n + KEYS - 1) / KEYS));
+    if (keys == KEYS) qk_block<KEYS, NV, PACK>(qt, k, tile.ldk, strides, d, to, lds, part);
+    else if (keys == 4) qk_block<4, NV, PACK>(qt, k, tile.ldk, strides, d, to, lds, part);
+    else qk_block<1, NV, PACK>(qt, k, tile.ldk, strides, d, to, lds, part);
+    j += keys;
+  }
+}
+
+template <int PACK, typename Side>
+static void qk_packed(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
+  for (int64_t group = 0; group < c.vecs();) {
+    const int64_t vecs = group_vecs(c.vecs() - group);
+    const float *qt = c.qt + group * c.depth() * kLanes;
+    float *s = c.s + group * (kLanes / PACK);
+    const int64_t groups = (c.vecs() - group + vecs - 1) / vecs;
+    switch (vecs) {
+      case 1: qk_group<1, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 2: qk_group<2, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 3: qk_group<3, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+#if defined(__AVX512F__)
+      case 4: qk_group<4, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 5: qk_group<5, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+      case 6: qk_group<6, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
+#endif
+    }
+    group += vecs;
+  }
+}
+
+// S = Q K^T, [n][rows] in c.s.
+template <typename Side>
+static void qk(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
+  if (c.pack == 4) qk_packed<4>(c, tile, n, side); else qk_packed<kLanes>(c, tile, n, side);
+}
+
+}  // namespace FLASHMLA_NS
+}  // namespace flashmla

@@ -1,0 +1,98 @@
+// The register block that the products with weights and attention's P V share, and its loop over rows and columns. The k terms of
+// an element are added in ascending order into one accumulator, so its bits do not depend on how many rows stand beside it.
+#pragma once
+
+#include "op_impl/cpu/side_work-inl.h"
+
+namespace flashmla {
+namespace FLASHMLA_NS {
+
+// Weights read once from memory are prefetched this far ahead.
+constexpr int64_t kStreamAheadBytes = 4096;
+
+template <int N>
+struct Count { static constexpr int value = N; };
+
+// How a register block starts: from nothing, or from C.
+enum class Start { kZero, kKeep };
+
+// C[MR][NV lanes] = start + sum_k A[m, k] B[k][NV lanes]; A[m, k] at a[m * a_row + k * a_k]. With factors, what stands in C is
+// multiplied by its row's first: the rescale of online softmax.
+template <int MR, int NV, bool kStream, typename TB, typename TS>
+FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
+                              float *c, int64_t ldc, Start start, const float *factor /* [MR] or nullptr */, const Slice<TS> &side) {
+  VF acc[MR][NV];
+  FM_UNROLL
+  for (int m = 0; m < MR; ++m)
+    FM_UNROLL
+    for (int v = 0; v < NV; ++v) acc[m][v] = start == Start::kZero ? zero() : load(c + m * ldc + v * kLanes);
+  if (factor != nullptr)
+    FM_UNROLL
+    for (int m = 0; m < MR; ++m)
+      FM_UNROLL
+      for (int v = 0; v < NV; ++v) acc[m][v] = mul(acc[m][v], set1(factor[m]));
+  Pace<TS> pace(side, k);
+  for (int64_t i = 0; i < k; ++i, a += a_k, b += ldb) {
+    VF row[NV];
+    FM_UNROLL
+    for (int v = 0; v < NV; ++v) row[v] = load(b + v * kLanes);
+    pace.round();
+    if (kStream)
+      FM_UNROLL
+      for (int64_t byte = 0; byte < int64_t(NV * kLanes * sizeof(TB)); byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char *>(b) + kStreamAheadBytes + byte);
+    FM_UNROLL
+    for (int m = 0; m < MR; ++m) {
+      const VF x = set1(a[m * a_row]);
+      FM_UNROLL
+      for (int v = 0; v < NV; ++v) acc[m][v] = fma(x, row[v], acc[m][v]);
+    }
+  }
+  pace.finish();
+  FM_UNROLL
+  for (int m = 0; m < MR; ++m)
+    FM_UNROLL
+    for (int v = 0; v < NV; ++v) store(c + m * ldc + v * kLanes, acc[m][v]);
+}
+
+template <int NV, bool kStream, typename TB, typename TS>
+static void register_rows(int rows, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
+                          float *c, int64_t ldc, Start start, const float *factor, const Slice<TS> &side) {
+  static_assert(kGemmRows == 6, "one case a row count");
+  switch (rows) {
+    case 1: return register_block<1, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 2: return register_block<2, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 3: return register_block<3, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 4: return register_block<4, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    case 5: return register_block<5, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+    default: return register_block<6, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
+  }
+}
+
+// The same for any number of rows and n a multiple of 16: columns outside, so that the n-wide strip of B stays in L1
+// while the row blocks pass over it; rows in even blocks of at most kGemmRows.
+template <bool kStream, typename TB, typename Side>
+static void block_product(int64_t rows, int64_t n, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb,
+                          int64_t k, float *c, int64_t ldc, Start start, const float *factor /* [rows] */, Side &side) {
+  const int64_t blocks = (rows + kGemmRows - 1) / kGemmRows;
+  int64_t parts = blocks * ((n + kGemmVecs * kLanes - 1) / (kGemmVecs * kLanes));  // register blocks to come
+  for (int64_t col = 0; col < n;) {
+    const int64_t vecs = (n - col) / kLanes < kGemmVecs ? (n - col) / kLanes : kGemmVecs;
+    for (int64_t m = 0, left = blocks; m < rows; --left) {
+      const int count = int((rows - m + left - 1) / left);
+      const auto part = side.take(parts--);
+      const float *am = a + m * a_row;
+      const float *fm = factor ? factor + m : nullptr;
+      float *cm = c + m * ldc + col;
+      if (vecs == kGemmVecs) register_rows<kGemmVecs, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
+      else if (vecs == 3) register_rows<3, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
+      else if (vecs == 2) register_rows<2, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
+      else register_rows<1, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
+      m += count;
+    }
+    col += vecs * kLanes;
+  }
+}
+
+}  // namespace FLASHMLA_NS
+}  // namespace flashmla
