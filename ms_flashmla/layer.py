@@ -5,7 +5,7 @@ from mindspore import Tensor, context, nn
 from mindspore.ops.primitive import constexpr
 
 from . import checks, dtypes, ops, pynative, rope, weights
-from ._check import as_float
+from ._check import as_bool, as_float
 from .config import MLAConfig
 
 # The operator's optional inputs, in its order; bit i of the attribute `present` stands for number i.
@@ -17,7 +17,7 @@ _WEIGHTS = ("w_q", "w_kv_a", "kv_norm", "w_uk", "w_uv", "w_o", *OPTIONAL[:-1])
 _check_call = constexpr(checks.check_layer_call, check=False)  # unknown dimensions arrive as None
 
 
-def _attributes(cfg, softmax_phi):
+def _attributes(cfg, softmax_phi, deterministic):
     return {
         "num_heads": cfg.num_heads,
         "kv_lora_rank": cfg.kv_lora_rank,
@@ -34,13 +34,14 @@ def _attributes(cfg, softmax_phi):
         "index_topk": cfg.index_topk or 0,
         "unified_max": int(softmax_phi is not None),
         "phi": 0.0 if softmax_phi is None else softmax_phi,
+        "deterministic": int(deterministic),
     }
 
 
 class _FusedMLA(nn.Cell):
     """The operator with a layer's parameters; what a graph holds. parameters: name -> Parameter, those of weights.layout(cfg)."""
 
-    def __init__(self, cfg, parameters, rope_table, softmax_phi=None):
+    def __init__(self, cfg, parameters, rope_table, softmax_phi=None, deterministic=True):
         super().__init__(auto_prefix=False)  # the names stay those the layer gave
         self.hidden_size = cfg.hidden_size
         self.cache_dim = cfg.cache_dim
@@ -48,7 +49,7 @@ class _FusedMLA(nn.Cell):
         for name in (*weights.layout(cfg), *OPTIONAL[:-1]):
             setattr(self, name, parameters.get(name))
         present = sum(1 << i for i, name in enumerate(OPTIONAL) if name in parameters)
-        attributes = _attributes(cfg, softmax_phi)
+        attributes = _attributes(cfg, softmax_phi, deterministic)
         self.op = ops.primitive("FlashMLA", present=present, **attributes)
         self.op_residual = ops.primitive("FlashMLA", present=present | 1 << OPTIONAL.index("residual"), **attributes)
 
@@ -74,6 +75,9 @@ class MLALayer(_FusedMLA):
     softmax_phi: None, or one maximum for all rows of attention over the latent (FlashDecoding++, arXiv 2311.01282; ops.calibrate_phi proposes
     one): exponentials are taken against it, and a row whose largest logit is not within phi - 40 .. phi + 60 is computed again with its own maximum.
 
+    deterministic: True gives a sequence the same bits for any number of threads and whatever else is in the batch. False lets the KV splits
+    follow the number of threads and the attention path a tune table.
+
     layer(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual=None) -> out
       hidden_states: [T, hidden_size] packed tokens with T = sum(q_seq_lens), or [B, S, hidden_size] where every q_seq_lens is S.
       kv_cache: LatentKVCache.data, [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim]; rows of the new tokens are written in place,
@@ -86,13 +90,14 @@ class MLALayer(_FusedMLA):
     In GRAPH_MODE one compiled graph serves every T and B of a signature (dtypes, rank, residual or none, shape of the cache).
     """
 
-    def __init__(self, cfg, dtype=ms.float32, softmax_phi=None):
+    def __init__(self, cfg, dtype=ms.float32, softmax_phi=None, deterministic=True):
         if not isinstance(cfg, MLAConfig):
             raise TypeError(f"cfg: {type(cfg).__name__} is not allowed; it must be an MLAConfig")
         dtypes.check_dtype("dtype", dtype)
         parameters = {name: dtypes.zeros_parameter(name, (weights.size(spec),), dtype) for name, spec in weights.layout(cfg).items()}
         self._softmax_phi = None if softmax_phi is None else as_float("softmax_phi", softmax_phi, positive=False)
-        super().__init__(cfg, parameters, rope.shared_rope_table(cfg), self._softmax_phi)
+        self._deterministic = as_bool("deterministic", deterministic)
+        super().__init__(cfg, parameters, rope.shared_rope_table(cfg), self._softmax_phi, self._deterministic)
         self.cfg = cfg
         self.dtype = dtype
         self._limits = (cfg.max_positions, cfg.index_topk or 0)
@@ -171,7 +176,8 @@ class MLALayer(_FusedMLA):
         signature = (rank, dtype, residual is None, kv_cache.shape, kv_cache.dtype, is_parameter)
         graph = self._graphs.get(signature)
         if graph is None:
-            graph = _FusedMLA(self.cfg, {name: getattr(self, name) for name in weights.layout(self.cfg)}, self.rope_table, self._softmax_phi)
+            graph = _FusedMLA(self.cfg, {name: getattr(self, name) for name in weights.layout(self.cfg)}, self.rope_table, self._softmax_phi,
+                              self._deterministic)
             # A stand-in of the cache's shape (it costs no memory), so that the graph does not keep this cache alive; set_inputs wants a Parameter for
             # a Parameter, and the compiled graph serves every cache of that shape.
             cache = dtypes.zeros_parameter("kv_cache", kv_cache.shape, kv_cache.dtype) if is_parameter else _dynamic(kv_cache.shape, kv_cache.dtype)

@@ -152,6 +152,7 @@ void run_flash_mla(const Params &p, AotExtra *extra) {
   args.tiling = tiling_for(args.problem);
   hint_layer(p);
   ThreadPool::Session session(ThreadPool::instance());
+  if (a.deterministic == 0) args.tiling.split_threads = session.num_threads();
   chosen_isa().kernels->flash_mla(args, session);
 }
 
