@@ -1,4 +1,4 @@
-"""The command line: `python -m ms_flashmla doctor | tiling | demo`."""
+"""The command line: `python -m ms_flashmla doctor | tiling | tune | demo`."""
 
 import argparse
 import importlib
@@ -7,6 +7,7 @@ import sys
 _COMMANDS = {  # name -> (module with add_arguments(parser) and run(args) -> exit status, help)
     "doctor": ("doctor", "what is installed and what would run"),
     "tiling": ("tiling_report", "buffers, blocks and the lower bound in time of a problem on a machine"),
+    "tune": ("tune", "measure the loops of the projections and the attention paths, and write a tune table"),
     "demo": ("demo", "run a checkpoint's layer through the paged cache and hold it to a float64 reference"),
 }
 

@@ -4,7 +4,7 @@ import mindspore as ms
 from mindspore import Tensor, context, nn
 from mindspore.ops.primitive import constexpr
 
-from . import checks, dtypes, ops, pynative, rope, weights
+from . import checks, dtypes, ops, pynative, rope, tune_table, weights
 from ._check import as_bool, as_float
 from .config import MLAConfig
 
@@ -77,6 +77,8 @@ class MLALayer(_FusedMLA):
 
     deterministic: True gives a sequence the same bits for any number of threads and whatever else is in the batch. False lets the KV splits
     follow the number of threads and the attention path a tune table.
+    tune: None, or the path of a table that `python -m ms_flashmla tune` wrote (as MS_FLASHMLA_TUNE names one): its choices hold from here on for
+    every layer of the process with these dimensions. Raises ValueError for a file that is none; a table of another ISA is left alone, with a warning.
 
     layer(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual=None) -> out
       hidden_states: [T, hidden_size] packed tokens with T = sum(q_seq_lens), or [B, S, hidden_size] where every q_seq_lens is S.
@@ -90,13 +92,15 @@ class MLALayer(_FusedMLA):
     In GRAPH_MODE one compiled graph serves every T and B of a signature (dtypes, rank, residual or none, shape of the cache).
     """
 
-    def __init__(self, cfg, dtype=ms.float32, softmax_phi=None, deterministic=True):
+    def __init__(self, cfg, dtype=ms.float32, softmax_phi=None, deterministic=True, tune=None):
         if not isinstance(cfg, MLAConfig):
             raise TypeError(f"cfg: {type(cfg).__name__} is not allowed; it must be an MLAConfig")
         dtypes.check_dtype("dtype", dtype)
         parameters = {name: dtypes.zeros_parameter(name, (weights.size(spec),), dtype) for name, spec in weights.layout(cfg).items()}
         self._softmax_phi = None if softmax_phi is None else as_float("softmax_phi", softmax_phi, positive=False)
         self._deterministic = as_bool("deterministic", deterministic)
+        if tune is not None:
+            tune_table.use(tune)
         super().__init__(cfg, parameters, rope.shared_rope_table(cfg), self._softmax_phi, self._deterministic)
         self.cfg = cfg
         self.dtype = dtype

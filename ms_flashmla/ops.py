@@ -8,7 +8,7 @@ from mindspore import ops as ms_ops
 from mindspore.ops import CustomRegOp, DataType
 from mindspore.ops.primitive import constexpr
 
-from . import _lib, checks, pynative
+from . import _lib, checks, pynative, tune_table
 from ._check import as_bool, as_float, as_int
 
 
@@ -70,7 +70,9 @@ def primitive(name, **attributes):
     wanted = [entry["name"] for entry in _lib.proto(name)["attrs"]]
     if sorted(attributes) != sorted(wanted):
         raise TypeError(f"{name}: attributes {sorted(attributes)} are not allowed; they must be {sorted(wanted)}")
-    return _custom(_lib.require_backend(), name, tuple((key, attributes[key]) for key in wanted))
+    path = _lib.require_backend()
+    tune_table.use_environment()
+    return _custom(path, name, tuple((key, attributes[key]) for key in wanted))
 
 
 @constexpr(check=False)  # unknown dimensions arrive as None

@@ -32,7 +32,6 @@ constexpr int64_t kTransposedBytes = 80 * kMiB;  // W_UK of all heads on the val
 constexpr int64_t kQkKeys = 4;       // keys whose sums QK holds in registers, so that a loaded q serves as many multiply-adds
 constexpr int64_t kUpTokens = 32;    // enough rows to pay for widening a 16-bit W_UV
 constexpr int32_t kGemvRows = 8;     // as many as a register block takes at the most
-constexpr int32_t kFlatRows = 0;
 constexpr int64_t kGemmPanels = 12;  // a row of activations is read once for all of them
 
 // Half of L2 holds the tiles, the other half what streams through (cache rows, weights). A problem too large for that takes
@@ -64,11 +63,12 @@ AbsorbedBlocks best_absorbed(const Problem& p, int64_t lanes, int64_t budget) {
   return best;
 }
 
-// Rows of the flat loop, where every row block passes over the panel's whole [K, panel] strip: it must stay in L2 for that, and
-// weights of 16 bit would be widened once a row block.
-int32_t flat_rows(const Problem& p, const Machine& m, int64_t k) {
-  const bool stays = k * m.gemm_panel_cols * 4 <= m.l2_bytes / 4;
-  return p.weight_dtype == kFloat32 && stays ? kFlatRows : 0;
+// Rows up to which sums stay in registers over all of K (the flat loop), where K blocks would cost more in sums written and read
+// again than the strip of weights costs to pass over once a row block. Measured with `python -m ms_flashmla tune`: at K 128 the flat
+// loop leads up to 32 rows, with strips of up to 256 KiB (K 2048 in bfloat16, 512 in float32) up to 12, beyond by nothing.
+int32_t flat_rows(const Problem& p, const Machine& m, int64_t gemm_k_block, int64_t k) {
+  if (k <= gemm_k_block) return 32;
+  return k * m.gemm_panel_cols * dtype_bytes(p.weight_dtype) <= m.l2_bytes / 8 ? 12 : 0;
 }
 
 void choose_gemms(const Problem& p, const Machine& m, TilingData* t) {
@@ -81,7 +81,7 @@ void choose_gemms(const Problem& p, const Machine& m, TilingData* t) {
                                            {p.hidden_size, static_cast<int32_t>(p.num_heads) * d_v}};
   for (int32_t i = 0; i < kProjections; ++i) {
     const int32_t n = shapes[i][0], k = shapes[i][1];
-    t->gemm[i] = {n, k, kGemvRows, flat_rows(p, m, k)};
+    t->gemm[i] = {n, k, kGemvRows, flat_rows(p, m, t->gemm_k_block, k)};
   }
 }
 
