@@ -20,6 +20,7 @@ def arguments():
     parser.add_argument("--full", action="store_true", help="run every case (about three times as long)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the roofline (needs matplotlib)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of every system (default 2)")
+    parser.add_argument("--no-peers", action="store_true", help="time ms_flashmla only")
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="time for the measurements of a case (default 4)")
     parser.add_argument("--markdown", metavar="FILE", help="write the table as docs/performance.md holds it")
     return parser
@@ -62,9 +63,9 @@ def prepare(system, threads):
     _lib.set_num_threads(system.threads or threads)
 
 
-def run_case(case, threads, measured, seconds):
+def run_case(case, threads, measured, seconds, peers):
     """Result objects of one case, one for each system, dtype and number of threads."""
-    built = systems.build(case, threads)
+    built = systems.build(case, threads, peers)
     systems.check(case, built, lambda system: prepare(system, threads))
     slow = SLOW_FACTOR if case.phase == "prefill" else 1
     median_us, peak, one_thread = timing.run(built, measured, seconds * slow, LEAST_ROUNDS, lambda system: prepare(system, threads))
@@ -115,7 +116,7 @@ def main(args):
     results = []
     for case in chosen:
         systems.release(case)
-        of_case = run_case(case, args.threads, measured, args.seconds)
+        of_case = run_case(case, args.threads, measured, args.seconds, not args.no_peers)
         report.print_case(of_case)
         results += of_case
     if any(case.name == memory.CASE for case in chosen):
@@ -128,10 +129,10 @@ def main(args):
     print("\n".join(closing), flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if args.markdown:
+    if args.markdown and results:
         Path(args.markdown).write_text(report.markdown(results, machine + closing), encoding="utf-8")
-    if args.plot:
-        plot.draw(results, ceilings.median(measured.samples) if measured.samples else measured.sample()[0], args.plot)
+    if args.plot and results:
+        plot.draw(results, ceilings.median(measured.samples), args.plot)
 
 
 if __name__ == "__main__":

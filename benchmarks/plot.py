@@ -40,7 +40,7 @@ def _roofline(axes, ours, peers, ceiling, threads):
     x = np.geomspace(low, high, 400)
     axes.loglog(x, np.minimum(ceiling.fma_gflops, x * ceiling.read_gb_per_s), color="black", linewidth=2)
     axes.text(high / 1.1, ceiling.fma_gflops * 1.04, f"FMA float32 {ceiling.fma_gflops:.0f} GFLOP/s", ha="right", va="bottom")
-    axes.text(low * 1.1, low * 2.4 * ceiling.read_gb_per_s, f"memory, huge pages\n{ceiling.read_gb_per_s:.1f} GB/s", ha="left", va="bottom")
+    axes.text(0.03, 0.95, f"memory, huge pages\n{ceiling.read_gb_per_s:.1f} GB/s", transform=axes.transAxes, ha="left", va="top")
     axes.set_ylim(min(result["gflops"] for result in ours) / 4, ceiling.fma_gflops * 1.8)
     for result in peers:
         axes.plot(_intensity(result), result["gflops"], marker="x" if result["system"] == "mindspore" else "+", color="0.65", markersize=6, zorder=1)

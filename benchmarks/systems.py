@@ -30,8 +30,8 @@ def _optional_peers():
 PEERS = _optional_peers()
 
 
-def build(case, threads, peers=True):
-    """Every system of a case."""
+def build(case, threads, peers):
+    """Every system of a case; peers: those that are not ours too."""
     systems = {}
     for dtype in case.dtypes:
         systems.update({("ms_flashmla", dtype, variant): system for variant, system in fused.build(case, dtype, threads).items()})
@@ -48,7 +48,8 @@ def build(case, threads, peers=True):
 
 
 def check(case, systems, prepare):
-    """RuntimeError unless every system gives the same output as the float32 composition within its dtype's tolerance."""
+    """RuntimeError unless every system gives the same output as the float32 composition within its dtype's tolerance; without peers, as our own
+    in the case's first dtype."""
     base_key = ("mindspore", "float32", "")
     if base_key not in systems:
         base_key = ("ms_flashmla", case.dtypes[0], "")
@@ -67,4 +68,6 @@ def release(case):
     """Drops what cases of other models hold."""
     fused.release(case)
     mindspore_peer.release(case)
+    if "torch" in PEERS:
+        PEERS["torch"].release(case)
     pool.Pool.release(case.cfg.cache_dim)

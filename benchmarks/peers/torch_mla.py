@@ -154,18 +154,31 @@ class TorchMLA:
         return F.linear(o.reshape(*hidden.shape[:2], -1), self.w["o_proj.weight"]) + residual
 
 
+_weights = {}  # (model, dtype) -> copies of {name: tensor}
+
+
+def release(case):
+    for key in [key for key in _weights if key[0] != case.model]:
+        del _weights[key]
+
+
+def _weights_of(model, dtype, count):
+    copies = _weights.setdefault((model, dtype), [])
+    if len(copies) < count:
+        arrays = {name: to_dtype(parameter.asnumpy(), dtype)
+                  for name, parameter in composed_weights(cases.config(model), cases.random_weights(model)).items()}
+        copies += [{name: tensor(array.copy(), dtype) for name, array in arrays.items()} for _ in range(count - len(copies))]
+    return copies[:count]
+
+
 def _layer(case, dtype):
-    cfg, pool = case.cfg, Pool.of(case.cfg, dtype)
-    arrays = {name: parameter.asnumpy() for name, parameter in composed_weights(cfg, cases.random_weights(case.model)).items()}
-    used = [name for name in arrays if name not in (("k.weight", "v.weight") if case.phase == "decode" and not cfg.rope_mode == "full" else ("k_by_head.weight",))]
-    itemsize = roof.DTYPE_BYTES[dtype]
-    copies = 2 if case.phase == "prefill" else timing.copies_for(roof.weight_elements(cfg) * itemsize + case.batch * case.length * cfg.cache_dim * itemsize)
+    cfg, pool, itemsize = case.cfg, Pool.of(case.cfg, dtype), roof.DTYPE_BYTES[dtype]
+    nbytes = roof.weight_elements(cfg) * itemsize + case.batch * case.length * cfg.cache_dim * itemsize
+    copies = 2 if case.phase == "prefill" else max(timing.copies_for(nbytes), 2)
     hidden, residual = (tensor(to_dtype(x, dtype), dtype).view(case.batch, case.tokens, -1) for x in case.hidden_and_residual())
     places = pool.places(case)
-    layers = []
-    for i in range(max(copies, 2)):
-        weights = {name: tensor(to_dtype(arrays[name], dtype).copy(), dtype) for name in used}
-        layers.append(TorchMLA(case, dtype, weights, tensor(pool.view(case, places[i % len(places)]), dtype)))
+    layers = [TorchMLA(case, dtype, weights, tensor(pool.view(case, places[i % len(places)]), dtype))
+              for i, weights in enumerate(_weights_of(case.model, dtype, copies))]
     if layers[0].absorbed and not layers[0].full:
         q = torch.zeros(case.batch, case.tokens * cfg.num_heads, cfg.cache_dim, dtype=DTYPES[dtype])
         attend = _fastest((attend_products, attend_sdpa), q, layers[0].rows, cfg.kv_lora_rank, cfg.softmax_scale, layers[0].mask)
