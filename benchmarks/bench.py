@@ -119,6 +119,8 @@ def main(args):
         of_case = run_case(case, args.threads, measured, args.seconds, not args.no_peers)
         report.print_case(of_case)
         results += of_case
+        if args.json:  # after each case: a run that is stopped keeps what it has
+            Path(args.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if any(case.name == memory.CASE for case in chosen):
         report.print_memory(memory)
     if args.case is None or re.search(args.case, overhead.NAME):
@@ -127,8 +129,6 @@ def main(args):
     measured.sample_small_pages()
     closing = report.ceilings_line(measured) + report.ratios(results)
     print("\n".join(closing), flush=True)
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if args.markdown and results:
         Path(args.markdown).write_text(report.markdown(results, machine + closing), encoding="utf-8")
     if args.plot and results:
