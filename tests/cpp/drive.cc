@@ -154,8 +154,8 @@ void attention_against_loops(Rng& rng) {
   for (int64_t b = 0; b < batch; ++b) lens_t.set(b, static_cast<float>(lengths[b]));
   Tensor out(type, {batch, s_q, h_q, d_v}, NAN), lse(Type::f32, {batch, h_q, s_q}, NAN), out_ref = out, lse_ref = lse;
   AotExtra extra;
-  extra.ints = {{"head_dim_v", d_v}, {"default_scale", 1}, {"causal", causal}};
-  extra.floats = {{"softmax_scale", 0.0f}};
+  extra.ints = {{"head_dim_v", d_v}, {"default_scale", 1}, {"causal", causal}, {"unified_max", pick(rng, 0, 1)}};
+  extra.floats = {{"softmax_scale", 0.0f}, {"phi", 0.0f}};
   call(FlashMLAWithKVCacheInit, FlashMLAWithKVCache, extra, {&q, &k, &table_t, &lens_t, &out, &lse});
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t h = 0; h < h_q; ++h)

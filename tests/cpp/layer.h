@@ -62,9 +62,11 @@ struct Layer {
       b_o = Tensor::normal(t.weight, {d.hidden}, rng);
     }
     extra.ints = {{"num_heads", d.heads}, {"kv_lora_rank", d.latent}, {"qk_nope_head_dim", d.nope}, {"qk_rope_head_dim", d.rope},
-                  {"v_head_dim", d.value}, {"q_lora_rank", d.q_latent}, {"rope_mode", d.full}, {"index_topk", 0}};
+                  {"v_head_dim", d.value}, {"q_lora_rank", d.q_latent}, {"rope_mode", d.full}, {"index_topk", 0},
+                  {"unified_max", 0}, {"deterministic", 1}};
     extra.floats = {{"q_norm_eps", 1e-6f}, {"kv_norm_eps", 1e-6f}, {"q_lora_scale", 1.0f}, {"kv_lora_scale", 1.0f},
-                    {"softmax_scale", 1.0f / std::sqrt(static_cast<float>(d.nope + d.rope))}};
+                    {"softmax_scale", 1.0f / std::sqrt(static_cast<float>(d.nope + d.rope))},
+                    {"phi", 0.0f}};
   }
 
   Tensor cache(int64_t blocks, int64_t block_size) const { return Tensor(t.cache, {blocks, block_size, d.latent + d.rope}, NAN); }
