@@ -107,5 +107,6 @@ inline int64_t GetBlockNum() { return twin::Engine::current().blocks(); }
 inline int64_t GetSubBlockIdx() { return twin::Engine::current().core() == twin::kAIV1 ? 1 : 0; }
 inline int64_t GetTaskRatio() { return 2; }
 inline void InitSocState() {}
+inline GM_ADDR GetUserWorkspace(GM_ADDR workspace) { return workspace; }
 
 }  // namespace AscendC

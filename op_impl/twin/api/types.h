@@ -14,7 +14,7 @@
 #define __inout_pipe__(pipe)
 #define GM_ADDR __gm__ uint8_t*
 #define KERNEL_TASK_TYPE_DEFAULT(type) static_assert(AscendC::type == AscendC::KERNEL_TYPE_MIX_AIC_1_2, "the twin runs 1 AIC with 2 AIVs")
-#define REGISTER_TILING_DEFAULT(type) using twin_registered_tiling = type
+#define REGISTER_TILING_DEFAULT(type) using twin_registered_tiling [[maybe_unused]] = type
 #define GET_TILING_DATA_WITH_STRUCT(type, name, address) type name = *reinterpret_cast<const type*>(address)
 #define ASCEND_IS_AIC (AscendC::twin_on_aic())
 #define ASCEND_IS_AIV (!AscendC::twin_on_aic())

@@ -22,9 +22,9 @@ std::string Engine::place(int slot) {
 }
 
 Engine::Engine(const flashmla::Machine& machine, const Options& options, int blocks)
-    : cost_(machine), options_(options), blocks_(blocks), gm_(machine.l2_bytes),
-      memory_(cost_.memory_bytes_per_cycle(), cost_.l2_bytes_per_cycle()), cores_(blocks * kCoresPerBlock) {
-  const int slots = options.check ? blocks * kCoresPerBlock * kSlots : 0;
+    : cost_(machine), options_(options), launched_(blocks), blocks_(options.sample > 0 ? std::min(options.sample, blocks) : blocks), gm_(machine.l2_bytes),
+      memory_(cost_.memory_bytes_per_cycle() * blocks_ / launched_, cost_.l2_bytes_per_cycle()), cores_(blocks_ * kCoresPerBlock) {
+  const int slots = options.check ? blocks_ * kCoresPerBlock * kSlots : 0;
   for (int i = 0; i < static_cast<int>(cores_.size()); ++i) {
     CoreState& core = cores_[i];
     for (PipeState& pipe : core.pipes) pipe.knows = Clock(slots);
@@ -277,6 +277,7 @@ RunReport Engine::run(const std::function<void()>& kernel) {
   }
   leftovers();
   report_.blocks = blocks_;
+  report_.launched = launched_;
   report_.memory_busy_cycles = memory_.busy_cycles();
   for (CoreState& core : cores_) {
     const int kind = static_cast<int>(&core - cores_.data()) % kCoresPerBlock;

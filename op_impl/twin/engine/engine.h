@@ -32,6 +32,7 @@ struct Options {
   bool check = true;    // races and layouts
   bool compute = true;  // false: only the clock runs, no data moves
   bool trace = false;
+  int sample = 0;       // cores that are simulated, spread evenly, with their share of the memory bandwidth; 0: all
 };
 
 class Engine {
@@ -46,8 +47,8 @@ class Engine {
   // What follows is called by the kernel's fibers.
   static Engine& current();
   CoreKind core() const { return fiber_core_; }
-  int block() const { return fiber_block_; }
-  int blocks() const { return blocks_; }
+  int block() const { return fiber_block_ * launched_ / blocks_; }
+  int blocks() const { return launched_; }
   const flashmla::Machine& machine() const { return cost_.machine(); }
   const CostModel& cost() const { return cost_; }
   bool computes() const { return options_.compute; }
@@ -158,7 +159,7 @@ class Engine {
 
   CostModel cost_;
   Options options_;
-  int blocks_;
+  int launched_, blocks_;  // of the launch; simulated
   GlobalMemory gm_;
   SharedBandwidth memory_;
   std::vector<CoreState> cores_;

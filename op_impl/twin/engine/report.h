@@ -36,8 +36,8 @@ struct RunReport {
   double cycles = 0;             // launch apart
   double barrier_cycles = 0;     // of them, all cores in SyncAll
   double memory_busy_cycles = 0; // of them, some transfer from memory was under way
-  double startup_cycles = 0;     // until the first operation of the cube or of a vector unit
-  int blocks = 0;
+  int blocks = 0;                // simulated, of `launched`
+  int launched = 0;
   int64_t macs = 0;              // what the cube was asked for, padding included
   std::vector<double> stage_ends;  // cycle at which each SyncAll let go
   PipeTimes pipes[kCoresPerBlock][kPipes];  // sums over blocks
