@@ -1,0 +1,91 @@
+// Attention: S = Q K^T on the cube, softmax on the vector units, O += P V. What both sides of a core agree on: where buffers lie.
+#pragma once
+
+#include "schedule.h"
+#include "vec.h"
+
+namespace flashmla {
+
+constexpr float kLowest = -3.0e38f;  // a maximum before any key; finite, for -inf - (-inf) is NaN
+constexpr int32_t kMostKvBuffers = 3;
+
+template <typename T>
+struct AttentionShape {
+  int64_t d_qk;        // columns of Q and K that exist
+  int64_t d_qk16, d_v16;
+  int64_t d_out;       // columns of V that exist
+  const AscendBlocks &b;
+
+  __aicore__ inline explicit AttentionShape(const Call<T> &call) : b(call.d.blocks) {
+    d_qk = (call.absorbed() ? call.d.rank : call.d.d_n) + call.d.d_r;
+    d_out = call.absorbed() ? call.d.rank : call.d.d_v;
+    d_qk16 = align_up(d_qk, kFractal);
+    d_v16 = align_up(d_out, kFractal);
+  }
+};
+
+// L1 of a core. Absorbed, V is the first columns of K and both share a tile.
+template <typename T>
+struct AttentionL1 {
+  LocalTensor<T> q;                   // [rows, d_qk16]
+  LocalTensor<T> k[kMostKvBuffers];   // [kv_tile, d_qk16]
+  LocalTensor<T> v[kMostKvBuffers];   // [kv_tile, d_v16]
+  LocalTensor<T> p[kMostKvBuffers];   // [rows, kv_tile], of the tile in that buffer
+
+  __aicore__ inline AttentionL1(const Call<T> &call, const AttentionShape<T> &s) {
+    Region l1(TPosition::A1);
+    q = l1.take<T>(s.b.rows * s.d_qk16);
+    for (int32_t i = 0; i < s.b.kv_buffers; ++i) {
+      k[i] = l1.take<T>(s.b.kv_tile * s.d_qk16);
+      v[i] = call.absorbed() ? k[i] : l1.take<T>(s.b.kv_tile * s.d_v16);
+    }
+    // P may stand on the rope columns of its tile: QK has used them up, and PV does not read them.
+    for (int32_t i = 0; i < s.b.kv_buffers; ++i)
+      p[i] = s.b.p_in_rope ? k[i][s.d_v16 * s.b.kv_tile] : i < 2 ? l1.take<T>(s.b.rows * s.b.kv_tile) : p[0];
+  }
+};
+
+// UB of each AIV, which has half of the rows.
+template <typename T>
+struct AttentionUb {
+  LocalTensor<float> scores[2];  // [half, kv_tile]
+  LocalTensor<T> p[2];           // fractals [kv_tile / 16][half][16]
+  LocalTensor<float> pv[2];      // [half, pv_columns]
+  LocalTensor<float> o;          // [half, d_v16]
+  LocalTensor<float> top[2], sum[2], row_scale[2];  // [half] of the pass and of the one before
+  LocalTensor<float> scale_blocks[2], alpha_blocks[2];
+  LocalTensor<float> alpha, part, tile_max, blocks;
+
+  __aicore__ inline explicit AttentionUb(const AttentionShape<T> &s) {
+    const int64_t half = s.b.rows / 2;
+    Region ub(TPosition::VECCALC);
+    for (int32_t i = 0; i < 2; ++i) {
+      scores[i] = ub.take<float>(half * s.b.kv_tile);
+      p[i] = ub.take<T>(half * s.b.kv_tile);
+      if (i < s.b.ub_out_buffers) pv[i] = ub.take<float>(half * s.b.pv_columns);
+      top[i] = ub.take<float>(half);
+      sum[i] = ub.take<float>(half);
+      row_scale[i] = ub.take<float>(half);
+      scale_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
+      alpha_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
+    }
+    o = ub.take<float>(half * s.d_v16);
+    alpha = ub.take<float>(half);
+    part = ub.take<float>(half);
+    tile_max = ub.take<float>(half);
+    blocks = ub.take<float>(half * kFloatsOfBlock);
+  }
+};
+
+// The tile whose scores are under way while the one before it is multiplied with V: its buffers and what is left to do.
+struct TileInFlight {
+  bool any = false;
+  bool last = false;     // of its segment
+  int64_t rows16 = 0;    // rows of the pass, whole fractals
+  int64_t keys16 = 0;    // keys of the tile, whole fractals
+  int32_t kv = 0;        // KV buffer
+  int32_t pass = 0;      // parity of the segment
+  int32_t tile = 0;      // parity of the tile
+};
+
+}  // namespace flashmla

@@ -1,0 +1,253 @@
+// The vector units' side of attention: online softmax of the scores, rescaling and adding up of P V, the output.
+#pragma once
+
+#include "attention.h"
+
+namespace flashmla {
+
+template <typename T>
+class AttentionVec {
+ public:
+  __aicore__ inline AttentionVec(const Call<T> &call, const Schedule<T> &schedule)
+      : call_(call), schedule_(schedule), s_(call), l1_(call, s_), ub_(s_) {
+    for (int32_t i = 0; i < 2; ++i) {
+      AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);
+      AscendC::SetFlag<HardEvent::MTE3_V>(i);
+      AscendC::SetFlag<HardEvent::V_MTE2>(i);
+    }
+    for (int32_t i = 0; i < s_.b.ub_out_buffers; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_PV_FREE);
+  }
+
+  __aicore__ inline void finish() {
+    for (int32_t i = 0; i < 2; ++i) {
+      AscendC::WaitFlag<HardEvent::MTE3_V>(i);
+      AscendC::WaitFlag<HardEvent::V_MTE2>(i);
+      AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_MTE3>(MTE1_MTE3_P_FREE);
+    }
+  }
+
+  // A pass begins: its scales, no key seen yet.
+  __aicore__ inline void begin(const Pass &pass) {
+    pass_ ^= 1;
+    const int64_t half = half_of(pass);
+    const LocalTensor<float> &scale = ub_.row_scale[pass_];
+    AscendC::WaitFlag<HardEvent::V_MTE2>(pass_);
+    if (call_.absorbed()) {
+      const int64_t row = pass.first_token * call_.d.heads + pass.row0 + AscendC::GetSubBlockIdx() * half;
+      const GlobalTensor<float> row_scale = call_.template buffer<float>(call_.d.workspace.row_scale);
+      if (rows_of(pass) > 0) load_runs(scale, row_scale[row], 1, rows_of(pass), 0);
+      hand_over<HardEvent::MTE2_V>(pass_);
+      AscendC::Muls(scale, scale, call_.d.softmax_scale, static_cast<int32_t>(half));
+    } else {
+      AscendC::Duplicate(scale, call_.d.softmax_scale, static_cast<int32_t>(half));
+    }
+    AscendC::Duplicate(ub_.top[pass_], kLowest, static_cast<int32_t>(half));
+    AscendC::Duplicate(ub_.sum[pass_], 0.0f, static_cast<int32_t>(half));
+    v_barrier();
+    spread(ub_.scale_blocks[pass_], scale, half);
+    v_barrier();
+    AscendC::SetFlag<HardEvent::V_MTE2>(pass_);
+  }
+
+  // P = exp(S - max), the sums and what older outputs are to be multiplied with.
+  __aicore__ inline TileInFlight softmax(const Segment &segment, int64_t t) {
+    const Pass &pass = segment.pass;
+    TileInFlight tile;
+    tile.any = true;
+    tile.last = t + 1 == segment.end;
+    tile.rows16 = align_up(pass.rows, kFractal);
+    tile.keys16 = align_up(smaller(s_.b.kv_tile, pass.keys - t * s_.b.kv_tile), kFractal);
+    tile.pass = pass_;
+    tile.tile = index_;
+    const int64_t half = tile.rows16 / 2, kv = s_.b.kv_tile;
+    const LocalTensor<float> &s = ub_.scores[index_], &top = ub_.top[pass_], &sum = ub_.sum[pass_];
+    const int32_t n = static_cast<int32_t>(half);
+
+    AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_V>(FIX_V_SCORES);
+    if (first_limit(pass, t) < kv) mask(pass, t, s);
+    scale_rows(s, ub_.scale_blocks[pass_], half, kv, kv);
+    v_barrier();
+    reduce_rows<AscendC::ReduceType::MAX>(ub_.tile_max, ub_.part, s, half, kv, kv);
+    AscendC::Max(ub_.tile_max, ub_.tile_max, top, n);
+    v_barrier();
+    AscendC::Sub(ub_.alpha, top, ub_.tile_max, n);
+    spread(ub_.blocks, ub_.tile_max, half);
+    v_barrier();
+    AscendC::Exp(ub_.alpha, ub_.alpha, n);
+    AscendC::Muls(top, ub_.tile_max, 1.0f, n);
+    subtract_rows(s, ub_.blocks, half, kv, kv);
+    v_barrier();
+    AscendC::Exp(s, s, static_cast<int32_t>(half * kv));
+    spread(ub_.alpha_blocks[index_], ub_.alpha, half);
+    AscendC::Mul(sum, sum, ub_.alpha, n);
+    v_barrier();
+    reduce_rows<AscendC::ReduceType::SUM>(ub_.tile_max, ub_.part, s, half, kv, kv);
+    AscendC::Add(sum, sum, ub_.tile_max, n);
+    write_p(tile, s);
+    AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);
+    kv_ = kv_ + 1 == s_.b.kv_buffers ? 0 : kv_ + 1;
+    index_ ^= 1;
+    return tile;
+  }
+
+  // O = alpha O + P V; after the last tile of a segment the output leaves.
+  __aicore__ inline void output(const Segment &segment, const TileInFlight &tile, bool first) {
+    const int64_t half = tile.rows16 / 2;
+    if (first) {
+      AscendC::Duplicate(ub_.o, 0.0f, static_cast<int32_t>(half * s_.d_v16));
+      v_barrier();
+    }
+    for (int64_t c = 0; c < s_.d_v16; c += s_.b.pv_columns) {
+      const int64_t columns = smaller(s_.b.pv_columns, s_.d_v16 - c);
+      const LocalTensor<float> &pv = ub_.pv[out_];
+      AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_V>(FIX_V_PV);
+      for_columns(columns, [&](int64_t at, int64_t n) {
+        AscendC::FusedMulAdd(ub_.o[c + at], ub_.alpha_blocks[tile.tile], pv[at], static_cast<uint64_t>(n), static_cast<uint8_t>(half),
+                             AscendC::BinaryRepeatParams(1, 0, 1, static_cast<uint8_t>(s_.d_v16 / kFloatsOfBlock), 1,
+                                                         static_cast<uint8_t>(s_.b.pv_columns / kFloatsOfBlock)));
+      });
+      v_barrier();
+      if (tile.last && c + columns == s_.d_v16) leave(segment, tile);
+      AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_PV_FREE);
+      out_ = out_ + 1 == s_.b.ub_out_buffers ? 0 : out_ + 1;
+    }
+  }
+
+ private:
+  __aicore__ inline int64_t half_of(const Pass &pass) const { return align_up(pass.rows, kFractal) / 2; }
+  __aicore__ inline int64_t row0_of(const Pass &pass) const { return pass.row0 + AscendC::GetSubBlockIdx() * half_of(pass); }
+  // Rows of the pass that this AIV has; the second one may have none.
+  __aicore__ inline int64_t rows_of(const Pass &pass) const {
+    const int64_t half = half_of(pass);
+    return clamp(pass.rows - AscendC::GetSubBlockIdx() * half, 0, half);
+  }
+  // Keys of tile t that token `row / row_heads` sees, from the tile's first key on.
+  __aicore__ inline int64_t limit(const Pass &pass, int64_t row, int64_t t) const {
+    return pass.context + row / schedule_.row_heads() + 1 - t * s_.b.kv_tile;
+  }
+  __aicore__ inline int64_t first_limit(const Pass &pass, int64_t t) const { return limit(pass, row0_of(pass), t); }
+
+  // Scores of keys that a token does not see become -inf, token by token. Rows that only fill up take part with the last token.
+  __aicore__ inline void mask(const Pass &pass, int64_t t, const LocalTensor<float> &s) {
+    const int64_t half = half_of(pass), kv = s_.b.kv_tile, row0 = row0_of(pass), heads = schedule_.row_heads(), rows = larger(rows_of(pass), 1);
+    for (int64_t at = 0; at < rows;) {
+      const int64_t next = ((row0 + at) / heads + 1) * heads - row0;
+      const int64_t end = next >= rows ? half : next;
+      const int64_t seen = clamp(limit(pass, row0 + at, t), 0, kv);
+      for (int64_t c = seen / kVectorFloats * kVectorFloats; c < kv; c += kVectorFloats) {
+        const int64_t columns = smaller(kVectorFloats, kv - c), from = clamp(seen - c, 0, columns);
+        const uint64_t all = columns == kVectorFloats ? ~uint64_t(0) : (uint64_t(1) << columns) - 1;
+        uint64_t bits[2] = {from == kVectorFloats ? 0 : all & (~uint64_t(0) << from), 0};
+        if (bits[0] != 0)
+          AscendC::Duplicate(s[at * kv + c], -__builtin_inff(), bits, static_cast<uint8_t>(end - at), 1, static_cast<uint8_t>(kv / kFloatsOfBlock));
+      }
+      at = end;
+    }
+    v_barrier();
+  }
+
+  // P rounded, as fractals of the rows of both AIVs in L1.
+  __aicore__ inline void write_p(const TileInFlight &tile, const LocalTensor<float> &s) {
+    const int64_t half = tile.rows16 / 2, kv = s_.b.kv_tile;
+    const LocalTensor<T> &p = ub_.p[index_];
+    AscendC::WaitFlag<HardEvent::MTE3_V>(index_);
+    for_columns(tile.keys16, [&](int64_t c, int64_t n) {
+      AscendC::Cast(p[c * half], s[c], AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(n), static_cast<uint8_t>(half),
+                    AscendC::UnaryRepeatParams(static_cast<uint16_t>(half), 1, 1, static_cast<uint8_t>(kv / kFloatsOfBlock)));
+    });
+    hand_over<HardEvent::V_MTE3>(index_);
+    AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_MTE3>(MTE1_MTE3_P_FREE);
+    const AscendC::DataCopyParams columns(static_cast<uint16_t>(tile.keys16 / kFractal), static_cast<uint16_t>(half), 0,
+                                          static_cast<uint16_t>(tile.rows16 - half));
+    const LocalTensor<T> &p_l1 = l1_.p[s_.b.p_in_rope ? kv_ : index_];
+    AscendC::DataCopy(p_l1[AscendC::GetSubBlockIdx() * half * kFractal], p, columns);
+    AscendC::CrossCoreSetFlag<kCoreMode, PIPE_MTE3>(MTE3_MTE1_P);
+    AscendC::SetFlag<HardEvent::MTE3_V>(index_);
+  }
+
+  // The output of a segment: divided by its sum and rounded when the pass is whole, else as it is, with its maximum and sum.
+  __aicore__ inline void leave(const Segment &segment, const TileInFlight &tile) {
+    const Pass &pass = segment.pass;
+    const int64_t half = tile.rows16 / 2, rows = rows_of(pass);
+    if (!segment.whole()) {
+      const int64_t slot = schedule_.partial_slot(AscendC::GetBlockIdx() / 2, segment.line), row = AscendC::GetSubBlockIdx() * half;
+      const GlobalTensor<float> o = call_.template buffer<float>(call_.d.workspace.partial_o);
+      const GlobalTensor<float> state = call_.template buffer<float>(call_.d.workspace.partial_state);
+      hand_over<HardEvent::V_MTE3>(kLeave);
+      if (rows > 0) {
+        store_runs(o[(slot * s_.b.rows + row) * s_.d_v16], ub_.o, 1, rows * s_.d_v16, 0);
+        store_runs(state[slot * 2 * s_.b.rows + row], ub_.top[tile.pass], 1, rows, 0);
+        store_runs(state[(slot * 2 + 1) * s_.b.rows + row], ub_.sum[tile.pass], 1, rows, 0);
+      }
+      hand_over<HardEvent::MTE3_V>(kLeave);
+      return;
+    }
+    invert(ub_.sum[tile.pass], ub_.part, half);
+    spread(ub_.blocks, ub_.sum[tile.pass], half);
+    v_barrier();
+    scale_rows(ub_.o, ub_.blocks, half, s_.d_v16, s_.d_v16);
+    v_barrier();
+    // The P V buffer that was read last is still ours: rounded columns leave through it.
+    const LocalTensor<T> rounded = ub_.pv[out_].template ReinterpretCast<T>();
+    const int64_t width = smaller(2 * s_.b.pv_columns, s_.d_v16);
+    for (int64_t c = 0; c < s_.d_v16; c += width) {
+      const int64_t columns = smaller(width, s_.d_v16 - c);
+      for_columns(columns, [&](int64_t at, int64_t n) {
+        AscendC::Cast(rounded[at], ub_.o[c + at], AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(n), static_cast<uint8_t>(half),
+                      AscendC::UnaryRepeatParams(1, 1, static_cast<uint8_t>(width / kFractal), static_cast<uint8_t>(s_.d_v16 / kFloatsOfBlock)));
+      });
+      hand_over<HardEvent::V_MTE3>(kLeave);
+      if (c < s_.d_out) store_output(pass, rows, c, smaller(columns, s_.d_out - c), rounded, width);
+      hand_over<HardEvent::MTE3_V>(kLeave);
+    }
+  }
+
+  __aicore__ inline void store_output(const Pass &pass, int64_t rows, int64_t c, int64_t columns, const LocalTensor<T> &rounded, int64_t width) {
+    const KernelData &d = call_.d;
+    const int64_t gap_blocks = (width - align_up(columns, kFractal)) / kFractal, row0 = row0_of(pass);
+    if (rows <= 0) return;
+    if (!call_.absorbed()) {  // o [T, heads, d_v]
+      const int64_t ld = d.heads * d.d_v, row = pass.first_token + row0;
+      store_runs(call_.template buffer<T>(d.workspace.o)[row * ld + pass.head * d.d_v + c], rounded, rows, columns, ld - columns, gap_blocks);
+      return;
+    }
+    const GlobalTensor<T> o = call_.template buffer<T>(d.workspace.o_latent);  // [heads, T, rank]
+    for (int64_t at = 0; at < rows;) {
+      const int64_t head = (row0 + at) % d.heads, token = pass.first_token + (row0 + at) / d.heads;
+      const int64_t run = smaller(rows - at, d.heads - head);
+      store_runs(o[(head * d.num_tokens + token) * d.rank + c], rounded[at * width], run, columns, d.num_tokens * d.rank - columns, gap_blocks);
+      at += run;
+    }
+  }
+
+  static constexpr int32_t kLeave = 2;  // events: copies of P come first
+
+  const Call<T> &call_;
+  const Schedule<T> &schedule_;
+  const AttentionShape<T> s_;
+  const AttentionL1<T> l1_;
+  const AttentionUb<T> ub_;
+  int32_t pass_ = 0, index_ = 0, out_ = 0, kv_ = 0;
+};
+
+template <typename T>
+__aicore__ inline void attend_vec(const Call<T> &call, const Schedule<T> &schedule) {
+  AttentionVec<T> vec(call, schedule);
+  TileInFlight before;
+  Segment segment_before;
+  bool first = true;
+  schedule.for_core(AscendC::GetBlockIdx() / 2, [&](const Segment &segment) {
+    vec.begin(segment.pass);
+    for (int64_t t = segment.begin; t < segment.end; ++t) {
+      const TileInFlight tile = vec.softmax(segment, t);
+      if (before.any) vec.output(segment_before, before, first);
+      first = t == segment.begin;
+      segment_before = segment;
+      before = tile;
+    }
+  });
+  if (before.any) vec.output(segment_before, before, first);
+  vec.finish();
+}
+
+}  // namespace flashmla

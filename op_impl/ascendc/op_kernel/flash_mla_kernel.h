@@ -1,0 +1,84 @@
+// The driver: prolog -> attention (for each KV tile qk -> online softmax -> pv) -> combine -> epilog.
+#pragma once
+
+#include "attention_cube.h"
+#include "attention_vec.h"
+#include "combine.h"
+#include "epilog.h"
+#include "expanded.h"
+#include "prolog.h"
+#include "query.h"
+
+namespace flashmla {
+
+// Between stages: what one core wrote, another reads.
+__aicore__ inline void next_stage() { AscendC::SyncAll<false>(); }
+
+template <typename T>
+__aicore__ inline void prolog(const Call<T> &call) {
+  const KernelData &d = call.d;
+  write_zeros(call);
+  if (d.hidden % kFractal != 0) next_stage();  // the first product needs the zeros already
+  project_hidden(call);
+  next_stage();
+  if ASCEND_IS_AIV {
+    append(call);
+    AscendC::PipeBarrier<PIPE_ALL>();
+    if (d.q_rank > 0) norm_query(call);
+  }
+  next_stage();
+  if (d.q_rank > 0) {
+    project_query(call);
+    next_stage();
+  }
+}
+
+template <typename T>
+__aicore__ inline void attention(const Call<T> &call, int64_t first_head, int64_t heads) {
+  const Schedule<T> schedule(call, first_head, heads);
+  if ASCEND_IS_AIC { attend_cube(call, schedule); }
+  if ASCEND_IS_AIV { attend_vec(call, schedule); }
+  next_stage();
+  if ASCEND_IS_AIV { combine(call, schedule); }
+  next_stage();
+}
+
+template <typename T>
+__aicore__ inline void attention_absorbed(const Call<T> &call) {
+  absorb(call);
+  next_stage();
+  if ASCEND_IS_AIV { prepare_queries(call); }
+  next_stage();
+  attention(call, 0, 1);
+  up_project(call);
+  next_stage();
+  if (call.d.d_v % kFractal != 0) {
+    if ASCEND_IS_AIV { compact_outputs(call); }
+    next_stage();
+  }
+}
+
+template <typename T>
+__aicore__ inline void attention_expanded(const Call<T> &call) {
+  if ASCEND_IS_AIV { rotate_queries(call); }
+  for (int64_t first = 0; first < call.d.heads; first += call.d.round_heads) {
+    const int64_t heads = smaller(call.d.round_heads, call.d.heads - first);
+    decompress(call, first, heads);
+    next_stage();
+    if ASCEND_IS_AIV { finish_keys(call, heads); }
+    next_stage();
+    attention(call, first, heads);
+  }
+}
+
+// T is half or bfloat16_t; arguments in the order of op_list.h, null where absent.
+template <typename T>
+__aicore__ inline void flash_mla_kernel(const Call<T> &call) {
+  AscendC::InitSocState();
+  prolog(call);
+  if (call.absorbed()) attention_absorbed(call);
+  else attention_expanded(call);
+  output_project(call);
+}
+
+}  // namespace flashmla

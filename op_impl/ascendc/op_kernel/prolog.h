@@ -1,0 +1,175 @@
+// prolog: project, norm, rope, append to cache.
+#pragma once
+
+#include "gemm.h"
+#include "vec.h"
+
+namespace flashmla {
+
+// The zeros that fill up fractals.
+template <typename T>
+__aicore__ inline void write_zeros(const Call<T> &call) {
+  if ASCEND_IS_AIC { return; }
+  if (AscendC::GetBlockIdx() != 0) return;
+  LocalTensor<T> zeros(TPosition::VECCALC, 0, kFractal * kZeroColumns);
+  AscendC::Duplicate(zeros, T(0), kFractal * kZeroColumns);
+  hand_over<HardEvent::V_MTE3>();
+  store_runs(call.template buffer<T>(call.d.workspace.zeros), zeros, 1, kFractal * kZeroColumns, 0);
+}
+
+// [c | k_pe] = x W_kva, beside it the first product on the way to q.
+template <typename T>
+__aicore__ inline void project_hidden(const Call<T> &call) {
+  const KernelData &d = call.d;
+  const GlobalTensor<T> x = call.template input<T>(FlashMLAIn::hidden_states);
+  GemmJob<T> jobs[2];
+  jobs[0] = {x, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_kv_a), 1, d.rank + d.d_r, d.hidden,
+             call.workspace + d.workspace.kv_raw, call.ld_kv(), 0, false};
+  if (d.q_rank > 0)
+    jobs[1] = {x, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_q_a), 1, d.q_rank, d.hidden,
+               call.workspace + d.workspace.q_a_raw, call.ld_q_a(), 0, false};
+  else
+    jobs[1] = query_job(call, x, d.hidden, d.hidden);
+  project(call, jobs, 2);
+}
+
+// q [T, heads, ld_q] = in W_q. Heads of whole panels lie one after the other, as one wide product.
+template <typename T>
+__aicore__ inline GemmJob<T> query_job(const Call<T> &call, const GlobalTensor<T> &in, int64_t ld, int64_t k) {
+  const KernelData &d = call.d;
+  const bool whole_panels = (d.d_n + d.d_r) % kPanel == 0;
+  return {in, ld, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_q), whole_panels ? 1 : d.heads,
+          whole_panels ? d.heads * call.ld_q() : d.d_n + d.d_r, k, call.workspace + d.workspace.q, d.heads * call.ld_q(), call.ld_q(), true};
+}
+
+template <typename T>
+__aicore__ inline void project_query(const Call<T> &call) {
+  const GemmJob<T> job = query_job(call, call.template buffer<T>(call.d.workspace.q_a), call.ld_q_a(), call.d.q_rank);
+  project(call, &job, 1);
+}
+
+// A small vector of the weights as float32; `staging` is as long.
+template <typename T>
+__aicore__ inline void load_vector(const LocalTensor<float> &dst, const LocalTensor<T> &staging, const GlobalTensor<T> &source, int64_t n) {
+  load_runs(staging, source, 1, n, 0);
+  hand_over<HardEvent::MTE2_V>();
+  widen(dst, staging, n);
+  hand_over<HardEvent::V_MTE2>();
+}
+
+// Rows that are normed together: strides of a vector instruction end at 255 blocks.
+__aicore__ inline int64_t norm_rows(int64_t ld) { return ld > 2040 ? 1 : clamp(16384 / ld, 1, 16); }
+
+struct NormBuffers {
+  LocalTensor<float> x, weight, bias;
+  NormScratch scratch;
+  template <typename T>
+  __aicore__ inline LocalTensor<T> take(Region &ub, int64_t rows, int64_t ld) {  // returns [rows, ld] of T
+    x = ub.take<float>(rows * ld);
+    weight = ub.take<float>(ld);
+    bias = ub.take<float>(ld);
+    scratch.squares = ub.take<float>(rows * ld);
+    scratch.sums = ub.take<float>(kFractal);
+    scratch.part = ub.take<float>(kFractal);
+    scratch.blocks = ub.take<float>(kFractal * kFloatsOfBlock);
+    return ub.take<T>(rows * ld);
+  }
+};
+
+// q_a = norm(x W_qa + bias) * q_lora_scale.
+template <typename T>
+__aicore__ inline void norm_query(const Call<T> &call) {
+  const KernelData &d = call.d;
+  const Share share(d.num_tokens, d.cores);
+  if (share.begin == share.end) return;
+  const int64_t ld = call.ld_q_a(), batch = norm_rows(ld);
+  Region ub(TPosition::VECCALC);
+  NormBuffers b;
+  const LocalTensor<T> rounded = b.template take<T>(ub, batch, ld);
+  load_vector(b.weight, rounded, call.template input<T>(FlashMLAIn::q_norm), d.q_rank);
+  if (d.has_b_q_a) load_vector(b.bias, rounded, call.template input<T>(FlashMLAIn::b_q_a), d.q_rank);
+  const GlobalTensor<float> raw = call.template buffer<float>(d.workspace.q_a_raw);
+  const GlobalTensor<T> result = call.template buffer<T>(d.workspace.q_a);
+  for (int64_t t = share.begin; t < share.end; t += batch) {
+    const int64_t rows = smaller(batch, share.end - t);
+    load_runs(b.x, raw[t * ld], 1, rows * ld, 0);
+    hand_over<HardEvent::MTE2_V>();
+    if (d.has_b_q_a) {
+      add_row(b.x, b.bias, rows, d.q_rank, ld);
+      v_barrier();
+    }
+    rms_norm_rows(b.x, b.weight, rows, d.q_rank, ld, d.q_norm_eps, d.q_lora_scale, b.scratch);
+    narrow(rounded, b.x, rows * ld);
+    hand_over<HardEvent::V_MTE3>();
+    store_runs(result[t * ld], rounded, 1, rows * ld, 0);
+    hand_over<HardEvent::MTE3_V>();
+    hand_over<HardEvent::V_MTE2>();
+  }
+}
+
+// The cache rows of the new tokens: [norm(c) * scale | rope(k_pe)].
+template <typename T>
+__aicore__ inline void append(const Call<T> &call) {
+  const KernelData &d = call.d;
+  const Share share(d.num_tokens, d.cores);
+  if (share.begin == share.end) return;
+  const int64_t ld = call.ld_kv(), batch = norm_rows(ld), half = d.d_r / 2, pitch = rope_pitch(half), width = d.rank + d.d_r;
+  const int64_t gap_blocks = (pitch - align_up(half, kFloatsOfBlock)) / kFloatsOfBlock;
+  Region ub(TPosition::VECCALC);
+  NormBuffers b;
+  const LocalTensor<T> rounded = b.template take<T>(ub, batch, ld);
+  RopeScratch rope;
+  rope.take(ub, batch, batch, larger(pitch, kFractal));
+  const LocalTensor<float> bias_first = ub.take<float>(larger(pitch, kFractal)), bias_second = ub.take<float>(larger(pitch, kFractal));
+  const LocalTensor<T> first = ub.take<T>(batch * larger(pitch, kFractal)), second = ub.take<T>(batch * larger(pitch, kFractal));
+
+  load_vector(b.weight, rounded, call.template input<T>(FlashMLAIn::kv_norm), d.rank);
+  if (d.has_b_kv_a) {
+    const GlobalTensor<T> bias = call.template input<T>(FlashMLAIn::b_kv_a);
+    load_vector(b.bias, rounded, bias, d.rank);
+    if (half > 0) load_vector(bias_first, rounded, bias[d.rank], half);
+    if (half > 0) load_vector(bias_second, rounded, bias[d.rank + half], half);
+  }
+  const GlobalTensor<float> raw = call.template buffer<float>(d.workspace.kv_raw);
+  const GlobalTensor<T> cache = call.template input<T>(FlashMLAIn::kv_cache);
+  TokenCursor<T> cursor(call);
+  for (int64_t t = share.begin; t < share.end; t += batch) {
+    const int64_t rows = smaller(batch, share.end - t);
+    load_runs(b.x, raw[t * ld], 1, rows * ld, 0);
+    if (half > 0) {
+      load_runs(rope.first, raw[t * ld + d.rank], rows, half, ld - half, gap_blocks);
+      load_runs(rope.second, raw[t * ld + d.rank + half], rows, half, ld - half, gap_blocks);
+      TokenCursor<T> table = cursor;
+      for (int64_t i = 0; i < rows; ++i) {
+        table.seek(t + i);
+        load_rope_rows(call, rope, table.position(), 1, i);
+      }
+    }
+    hand_over<HardEvent::MTE2_V>();
+    if (d.has_b_kv_a) {
+      add_row(b.x, b.bias, rows, d.rank, ld);
+      if (half > 0) add_row(rope.first, bias_first, rows, half, pitch);
+      if (half > 0) add_row(rope.second, bias_second, rows, half, pitch);
+      v_barrier();
+    }
+    rms_norm_rows(b.x, b.weight, rows, d.rank, ld, d.kv_norm_eps, d.kv_lora_scale, b.scratch);
+    narrow(rounded, b.x, rows * ld);
+    if (half > 0) {
+      rotate_rows(rope, rows, pitch, false);
+      narrow(first, rope.first, rows * pitch);
+      narrow(second, rope.second, rows * pitch);
+    }
+    hand_over<HardEvent::V_MTE3>();
+    for (int64_t i = 0; i < rows; ++i) {
+      cursor.seek(t + i);
+      const GlobalTensor<T> row = cache[call.slot(cursor.sequence(), cursor.position()) * width];
+      store_runs(row, rounded[i * ld], 1, d.rank, 0);
+      if (half > 0) store_runs(row[d.rank], first[i * pitch], 1, half, 0);
+      if (half > 0) store_runs(row[d.rank + half], second[i * pitch], 1, half, 0);
+    }
+    hand_over<HardEvent::MTE3_V>();
+    hand_over<HardEvent::V_MTE2>();
+  }
+}
+
+}  // namespace flashmla
