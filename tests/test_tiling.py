@@ -102,13 +102,6 @@ def test_short_context_takes_small_tiles():
     assert tiles[0] <= 16 and tiles[0] <= tiles[1] <= tiles[2]
 
 
-def test_rope_table_stays_when_it_fits():
-    short = tiling.report("ascend950pr_9599", replace(ARTICLE, s_kv=64).problem())
-    assert blocks_of(short)["rope_rows"] == 64
-    assert any("the rope table (32.0 KiB) stays in UB" in reason for reason in short["reasons"])
-    assert any(reason.startswith("the rope table needs 1024.0 KiB") for reason in tiling.report("ascend950pr_9599", ARTICLE.problem())["reasons"])
-
-
 # --- tails and splits ---
 
 

@@ -19,8 +19,8 @@ constexpr int64_t kUbAlign = 32;
 constexpr double kScorePasses = 6;
 // .. over an output element: load and rescale, add, store.
 constexpr double kOutputPasses = 3;
-// .. over an element of K that is rotated: two products, an addition, a cast.
-constexpr double kRotatePasses = 4;
+// Vectors of a row: maxima and sums of two passes, factors spread to a data block a row.
+constexpr int64_t kRowState = 48;
 
 enum Memory { kL1, kL0A, kL0B, kL0C, kUB, kMemories };
 constexpr const char* kMemoryNames[kMemories] = {"L1", "L0A", "L0B", "L0C", "UB"};
@@ -37,25 +37,13 @@ struct BufferSize {
   int64_t bytes() const { return copies * align_up(rows * cols * element, kUbAlign); }
 };
 
-bool stays(const PassShape& s, const PassBlocks& blocks) { return blocks.expand_k_block >= s.latent; }
-
 // Calls add(BufferSize) for every buffer of a pass: the one place that knows them.
 template <typename Add>
-void visit_buffers(const PassShape& s, const PassBlocks& blocks, const Machine& m, Add add) {
-  const AscendBlocks& b = blocks.attention;
+void visit_buffers(const PassShape& s, const AscendBlocks& b, const Machine& m, Add add) {
   const int64_t half_rows = ceil_div(b.rows, m.vectors_per_core);
-  const int64_t half_tile = ceil_div(b.kv_tile, m.vectors_per_core);
 
   add({"q", 1, b.rows, s.d_qk, kHalf, kL1});
-  if (s.on_chip) {
-    // W_UK and W_UV of the head stay when all rows fit; else blocks of their rows pass through two buffers.
-    const int64_t copies = stays(s, blocks) ? 1 : 2;
-    add({"latent tile", b.kv_buffers, b.kv_tile, s.latent + s.d_rope, kHalf, kL1});
-    add({"k tile of a head", 1, b.kv_tile, s.d_qk, kHalf, kL1});
-    add({"v tile of a head", 1, b.kv_tile, s.d_v, kHalf, kL1});
-    add({"W_UK of a head", copies, blocks.expand_k_block, s.k_columns, kHalf, kL1});
-    add({"W_UV of a head", copies, blocks.expand_k_block, s.d_v, kHalf, kL1});
-  } else if (s.v_is_k) {
+  if (s.v_is_k) {
     add({"kv tile", b.kv_buffers, b.kv_tile, s.d_qk, kHalf, kL1});
   } else {
     add({"k tile", b.kv_buffers, b.kv_tile, s.d_qk, kHalf, kL1});
@@ -69,18 +57,12 @@ void visit_buffers(const PassShape& s, const PassBlocks& blocks, const Machine& 
 
   add({"scores", 2, b.rows, b.kv_tile, kSingle, kL0C});
   add({"p v", b.l0c_out_buffers, b.rows, b.pv_columns, kSingle, kL0C});
-  if (s.on_chip) add({"k or v of a head", 1, b.kv_tile, std::max(s.k_columns, s.d_v), kSingle, kL0C});
 
   add({"scores", 2, half_rows, b.kv_tile, kSingle, kUB});
   add({"p", 2, half_rows, b.kv_tile, kHalf, kUB});
   add({"output", 1, half_rows, s.d_v, kSingle, kUB});
   add({"p v", b.ub_out_buffers, half_rows, b.pv_columns, kSingle, kUB});
-  add({"max, sum, scale", 1, 3, align_up(half_rows, 8), kSingle, kUB});
-  if (s.rotate) {
-    add({"k of a head", 1, half_tile, s.k_columns, kSingle, kUB});
-    add({"k of a head, rotated", 1, half_tile, s.k_columns, kHalf, kUB});
-    add({"rope table", blocks.rope_rows > half_tile ? 1 : 2, blocks.rope_rows, s.k_columns, kSingle, kUB});
-  }
+  add({"max, sum, scale", 1, kRowState, align_up(half_rows, 8), kSingle, kUB});
 }
 
 }  // namespace
@@ -93,9 +75,9 @@ void fill_l0_steps(const PassShape& shape, const Machine& m, AscendBlocks* b) {
   b->pv_n_block = static_cast<int32_t>(step(half_b, b->pv_k_block, b->pv_columns));
 }
 
-std::vector<Buffer> pass_buffers(const PassShape& shape, const PassBlocks& blocks, const Machine& machine) {
+std::vector<Buffer> pass_buffers(const PassShape& shape, const AscendBlocks& b, const Machine& machine) {
   std::vector<Buffer> list;
-  visit_buffers(shape, blocks, machine, [&](const BufferSize& size) {
+  visit_buffers(shape, b, machine, [&](const BufferSize& size) {
     if (size.bytes() == 0) return;
     Buffer b;
     b.stage = shape.stage;
@@ -110,45 +92,35 @@ std::vector<Buffer> pass_buffers(const PassShape& shape, const PassBlocks& block
   return list;
 }
 
-bool pass_fits(const PassShape& shape, const PassBlocks& blocks, const Machine& machine) {
+bool pass_fits(const PassShape& shape, const AscendBlocks& b, const Machine& machine) {
   int64_t used[kMemories] = {};
-  visit_buffers(shape, blocks, machine, [&](const BufferSize& size) { used[size.memory] += size.bytes(); });
+  visit_buffers(shape, b, machine, [&](const BufferSize& size) { used[size.memory] += size.bytes(); });
   for (int memory = 0; memory < kMemories; ++memory) {
     if (used[memory] > capacity_of(static_cast<Memory>(memory), machine)) return false;
   }
   return true;
 }
 
-double tile_cycles(const PassShape& s, const PassBlocks& blocks, const PassLoad& load, const Machine& m) {
-  const AscendBlocks& b = blocks.attention;
-  const double rows = b.rows, keys = b.kv_tile, half_rows = rows / m.vectors_per_core, half_keys = keys / m.vectors_per_core;
-  const double tile_columns = s.on_chip ? s.latent + s.d_rope : s.v_is_k ? s.d_qk : s.d_qk + s.d_v;
-  const double expand_macs = s.on_chip ? keys * s.latent * (s.k_columns + s.d_v) : 0;
+double tile_cycles(const PassShape& s, const AscendBlocks& b, const PassLoad& load, const Machine& m) {
+  const double rows = b.rows, keys = b.kv_tile, half_rows = rows / m.vectors_per_core;
+  const double tile_columns = s.v_is_k ? s.d_qk : s.d_qk + s.d_v;
 
-  double gm = kHalf * keys * tile_columns / load.gm_bytes_per_cycle + load.copies_a_tile * m.startup_dma_gm;
-  if (s.on_chip && !stays(s, blocks)) {  // the weights come again for every tile, from L2
-    const double weight_blocks = ceil_div(s.latent, blocks.expand_k_block);
-    gm += kHalf * s.latent * (s.k_columns + s.d_v) / m.l2_bytes_per_cycle + 2 * weight_blocks * m.startup_dma_gm;
-  }
+  const double gm = kHalf * keys * tile_columns / load.gm_bytes_per_cycle + load.copies_a_tile * m.startup_dma_gm;
 
   const double qk_steps = ceil_div(s.d_qk, b.qk_k_block);
   const double pv_steps = ceil_div(b.kv_tile, b.pv_k_block) * ceil_div(s.d_v, b.pv_n_block);
-  // A [keys, latent] and B [latent, k_columns + d_v] of the decompression pass through L0 in steps of 32 KiB.
-  const double expand_bytes = s.on_chip ? kHalf * (keys * s.latent * 2 + s.latent * (s.k_columns + s.d_v)) : 0;
-  const double expand_steps = expand_bytes / (m.l0a_bytes / 2);
-  const double l0_bytes = kHalf * (rows * s.d_qk + keys * s.d_qk + rows * keys * ceil_div(s.d_v, b.pv_n_block) + keys * s.d_v) + expand_bytes;
-  const double l0 = l0_bytes / m.l1_l0_bytes_per_cycle + 2 * (qk_steps + pv_steps + expand_steps) * m.startup_dma_onchip;
+  const double l0_bytes = kHalf * (rows * s.d_qk + keys * s.d_qk + rows * keys * ceil_div(s.d_v, b.pv_n_block) + keys * s.d_v);
+  const double l0 = l0_bytes / m.l1_l0_bytes_per_cycle + 2 * (qk_steps + pv_steps) * m.startup_dma_onchip;
 
-  const double macs = rows * keys * (s.d_qk + s.d_v) + expand_macs;
-  const double cube = macs / m.macs_per_cycle_b16 + (qk_steps + pv_steps + expand_steps) * m.startup_cube;
+  const double macs = rows * keys * (s.d_qk + s.d_v);
+  const double cube = macs / m.macs_per_cycle_b16 + (qk_steps + pv_steps) * m.startup_cube;
 
   const double column_steps = ceil_div(s.d_v, b.pv_columns);
-  const double fix_bytes = kSingle * rows * (keys + s.d_v) + (s.on_chip ? keys * (kSingle * s.k_columns + kHalf * s.d_v) : 0);
-  const double fix = fix_bytes / m.l0c_out_bytes_per_cycle + (1 + column_steps + (s.on_chip ? 2 : 0)) * m.startup_fixpipe;
+  const double fix_bytes = kSingle * rows * (keys + s.d_v);
+  const double fix = fix_bytes / m.l0c_out_bytes_per_cycle + (1 + column_steps) * m.startup_fixpipe;
 
-  const double vector_bytes = kSingle * (half_rows * keys * (kScorePasses + m.vector_slow_divisor) + half_rows * s.d_v * kOutputPasses +
-                                         (s.rotate ? half_keys * s.k_columns * kRotatePasses : 0));
-  const double vector = vector_bytes / m.vector_bytes_per_cycle + (2 + column_steps + (s.rotate ? 1 : 0)) * m.startup_vector;
+  const double vector_bytes = kSingle * (half_rows * keys * (kScorePasses + m.vector_slow_divisor) + half_rows * s.d_v * kOutputPasses);
+  const double vector = vector_bytes / m.vector_bytes_per_cycle + (2 + column_steps) * m.startup_vector;
 
   const double busiest = std::max({gm, l0, cube, fix, vector});
   // Every pipe waits for its input and its free buffer, and tells of both.

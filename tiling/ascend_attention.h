@@ -18,23 +18,12 @@ struct PassShape {
   int64_t d_v = 0;          // columns of V
   int64_t d_rope = 0;       // trailing columns of K that are not V; P may take their place
   bool v_is_k = false;      // V is the first d_v columns of K: one tile holds both
-  bool on_chip = false;     // K and V are decompressed from a latent tile within the pass
-  bool rotate = false;      // .. and K is rotated then
-  int64_t latent = 0;       // on_chip: columns of the latent; k_pe (d_rope) follows them in its tile
-  int64_t k_columns = 0;    // on_chip: columns of K that come from W_UK
 };
 
-// Blocks of a pass, with what on_chip adds (TilingData's expand_k_block and rope_rows, 0 when not on_chip).
-struct PassBlocks {
-  AscendBlocks attention{};
-  int64_t expand_k_block = 0;
-  int64_t rope_rows = 0;
-};
-
-std::vector<Buffer> pass_buffers(const PassShape& shape, const PassBlocks& blocks, const Machine& machine);
+std::vector<Buffer> pass_buffers(const PassShape& shape, const AscendBlocks& blocks, const Machine& machine);
 
 // Whether those buffers fit; builds no list, because the host runs it for every candidate of every call.
-bool pass_fits(const PassShape& shape, const PassBlocks& blocks, const Machine& machine);
+bool pass_fits(const PassShape& shape, const AscendBlocks& blocks, const Machine& machine);
 
 // What surrounds a pass on its core.
 struct PassLoad {
@@ -44,7 +33,7 @@ struct PassLoad {
 
 // Cycles of one KV tile in a full pipeline: the busiest of the pipes (GM -> L1, L1 -> L0, cube, fixpipe, vector), which work
 // side by side; with two KV buffers instead of three a hand-over between cores is left uncovered.
-double tile_cycles(const PassShape& shape, const PassBlocks& blocks, const PassLoad& load, const Machine& machine);
+double tile_cycles(const PassShape& shape, const AscendBlocks& blocks, const PassLoad& load, const Machine& machine);
 
 // What else the blocks follow from: the widths of a step in L0A, L0B (two buffers each) for this many rows and keys.
 void fill_l0_steps(const PassShape& shape, const Machine& machine, AscendBlocks* blocks);

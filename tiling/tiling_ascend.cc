@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kFractal = 16;
 constexpr int32_t kKvTiles[] = {256, 128, 64, 32, 16};
 constexpr int32_t kRows[] = {128, 96, 64, 48, 32, 16};
-constexpr int64_t kExpandKBlocks[] = {512, 256, 128, 64, 32, 16};
 constexpr int64_t kTilesOfASplit = 4;  // below, filling the pipeline and merging outweigh the idle core
 
 int64_t fractals(int64_t n) { return align_up(n, kFractal); }
@@ -31,30 +30,20 @@ PassShape absorbed_shape(const Problem& p) {
   s.stage = "absorbed";
   s.most_rows = std::max<int64_t>(1, p.s_q * (p.num_heads / p.num_kv_heads));
   s.d_v = fractals(p.kv_lora_rank);
-  s.d_rope = fractals(p.qk_rope_head_dim);
-  s.d_qk = s.d_v + s.d_rope;
+  s.d_qk = fractals(p.kv_lora_rank + p.qk_rope_head_dim);
+  s.d_rope = s.d_qk - s.d_v;
   s.v_is_k = true;
   return s;
 }
 
-PassShape expanded_shape(const Problem& p, bool on_chip) {
+// K and V come from the workspace.
+PassShape expanded_shape(const Problem& p) {
   PassShape s;
   s.stage = "expanded";
   s.most_rows = std::max<int64_t>(1, p.s_q);
-  s.k_columns = fractals(p.qk_nope_head_dim);
-  s.d_rope = fractals(p.qk_rope_head_dim);
-  s.d_qk = s.k_columns + s.d_rope;
+  s.d_qk = fractals(p.qk_nope_head_dim + p.qk_rope_head_dim);
   s.d_v = fractals(p.v_head_dim);
-  s.on_chip = on_chip;
-  s.rotate = on_chip && p.rope_mode == kRopeFull;
-  s.latent = fractals(p.kv_lora_rank);
   return s;
-}
-
-PassShape chosen_expanded_shape(const Problem& p, const TilingData& t) { return expanded_shape(p, t.expand_on_chip != 0); }
-
-PassBlocks expanded_blocks(const TilingData& t) {
-  return {t.expanded, t.expand_on_chip ? t.expand_k_block : 0, t.expand_on_chip ? t.rope_rows : 0};
 }
 
 // The passes that a core runs one after the other, and where their tiles come from.
@@ -63,8 +52,7 @@ struct PassCost {
   double tile_cycles = 0;
 };
 
-PassCost pass_cost(const Problem& p, const PassShape& s, const PassBlocks& blocks, const Machine& m) {
-  const AscendBlocks& b = blocks.attention;
+PassCost pass_cost(const Problem& p, const PassShape& s, const AscendBlocks& b, const Machine& m) {
   const int64_t heads = s.v_is_k ? p.num_kv_heads : p.num_heads;
   const int64_t groups = heads * ceil_div(s.most_rows, b.rows);
   const int64_t batch = std::max<int64_t>(1, p.batch);
@@ -78,40 +66,24 @@ PassCost pass_cost(const Problem& p, const PassShape& s, const PassBlocks& block
   // HBM is shared by the cores that read; what another row group has read before comes from L2 when it stays there.
   const double cycles_per_s = m.freq_mhz * 1e6;
   const double hbm = m.dram_gb_per_s * 1e9 * m.hbm_efficiency / std::min<int64_t>(items, m.cores) / cycles_per_s;
-  const double row_bytes = 2.0 * (s.on_chip || s.v_is_k ? p.kv_lora_rank + p.qk_rope_head_dim : heads * (s.d_qk + s.d_v));
+  const double row_bytes = 2.0 * (s.v_is_k ? p.kv_lora_rank + p.qk_rope_head_dim : heads * (s.d_qk + s.d_v));
   const bool stays_in_l2 = row_bytes * batch * p.s_kv < 0.5 * m.l2_bytes;
-  const double sharing = s.on_chip || s.v_is_k ? groups : ceil_div(s.most_rows, b.rows);
+  const double sharing = s.v_is_k ? groups : ceil_div(s.most_rows, b.rows);
   const double from_hbm = stays_in_l2 ? 1 / sharing : 1;
   PassLoad load;
   load.gm_bytes_per_cycle = 1 / (from_hbm / std::min<double>(hbm, m.l2_bytes_per_cycle) + (1 - from_hbm) / m.l2_bytes_per_cycle);
-  load.copies_a_tile = s.on_chip || s.v_is_k ? ceil_div(b.kv_tile, p.block_size) : 2;
+  load.copies_a_tile = s.v_is_k ? ceil_div(b.kv_tile, p.block_size) : 2;
 
   PassCost cost;
-  cost.tile_cycles = tile_cycles(s, blocks, load, m);
+  cost.tile_cycles = tile_cycles(s, b, load, m);
   // QK runs a tile ahead of PV: a pass takes two tiles more than it has.
   cost.cycles = cost.tile_cycles * (tiles + 2) * ceil_div(items, m.cores);
   return cost;
 }
 
-// What on_chip needs beside the attention blocks: as much of the weights and of the rope table as fits. False when nothing fits.
-bool fit_pass(const Problem& p, const PassShape& s, const Machine& m, PassBlocks* blocks) {
-  if (!s.on_chip) return pass_fits(s, *blocks, m);
-  const int64_t tile_rows = ceil_div(blocks->attention.kv_tile, m.vectors_per_core);
-  auto fits = [&](int64_t k_block, int64_t rope_rows) {
-    blocks->expand_k_block = k_block;
-    blocks->rope_rows = s.rotate ? rope_rows : 0;
-    return pass_fits(s, *blocks, m);
-  };
-  if (fits(s.latent, std::max(p.s_kv, tile_rows)) || fits(s.latent, tile_rows)) return true;
-  for (int64_t k_block : kExpandKBlocks) {
-    if (k_block < s.latent && fits(k_block, tile_rows)) return true;
-  }
-  return false;
-}
-
 struct Choice {
   bool found = false;
-  PassBlocks blocks;
+  AscendBlocks blocks{};
   PassCost cost{std::numeric_limits<double>::infinity(), 0};
 };
 
@@ -122,8 +94,7 @@ Choice best_variant(const Problem& p, const PassShape& s, const Machine& m, int3
     if (only_buffers != 0 && kv_buffers != only_buffers) continue;
     for (int64_t parts : {1, 2, 4}) {
       for (int32_t copies : {3, 2, 1, 0}) {  // bits: two copies in UB, two in L0C
-        PassBlocks blocks;
-        AscendBlocks& b = blocks.attention;
+        AscendBlocks b{};
         b.rows = rows;
         b.kv_tile = kv_tile;
         b.kv_buffers = kv_buffers;
@@ -132,12 +103,12 @@ Choice best_variant(const Problem& p, const PassShape& s, const Machine& m, int3
         b.l0c_out_buffers = 1 + (copies & 1);
         b.ub_out_buffers = 1 + (copies >> 1);
         fill_l0_steps(s, m, &b);
-        if (!fit_pass(p, s, m, &blocks)) continue;
-        PassCost cost = pass_cost(p, s, blocks, m);
+        if (!pass_fits(s, b, m)) continue;
+        PassCost cost = pass_cost(p, s, b, m);
         // A single copy makes cube and vector wait for each other at every hand-over of P V.
         const double handover = (b.l0c_out_buffers == 1) + (b.ub_out_buffers == 1);
         cost.cycles *= 1 + 0.02 * handover;
-        if (cost.cycles < best.cost.cycles) best = {true, blocks, cost};
+        if (cost.cycles < best.cost.cycles) best = {true, b, cost};
       }
     }
   }
@@ -155,21 +126,12 @@ Choice best_blocks(const Problem& p, const PassShape& s, const Machine& m) {
     }
   }
   if (!best.found) {
-    PassBlocks least;
-    least.attention = {kRows[5], kKvTiles[4], 2, 0, 0, 0, 0, static_cast<int32_t>(fractals(ceil_div(s.d_v, 4))), 1, 1};
-    fill_l0_steps(s, m, &least.attention);
-    if (s.on_chip) least.expand_k_block = kFractal;
+    AscendBlocks least = {kRows[5], kKvTiles[4], 2, 0, 0, 0, 0, static_cast<int32_t>(fractals(ceil_div(s.d_v, 4))), 1, 1};
+    fill_l0_steps(s, m, &least);
     throw std::invalid_argument(std::string("the smallest tiles of the ") + s.stage + " path do not fit " + m.name + ": 16 rows x 16 keys " +
                                 overflow(pass_buffers(s, least, m)));
   }
   return best;
-}
-
-// What decompressing through a workspace costs once: the products of every head, K and V written to L2.
-double workspace_cycles(const Problem& p, const PassShape& s, const Machine& m) {
-  const double keys = static_cast<double>(std::max<int64_t>(1, p.batch)) * p.s_kv * p.num_heads / m.cores;
-  const double columns = s.k_columns + s.d_v;
-  return keys * std::max(s.latent * columns / m.macs_per_cycle_b16, 2 * columns / m.l2_bytes_per_cycle) + m.barrier_cycles;
 }
 
 void check_dtypes(const Problem& p, const Machine& m) {
@@ -181,8 +143,8 @@ void check_dtypes(const Problem& p, const Machine& m) {
 
 // K and V of workspace_heads heads of a sequence, and of the next ones; in L2 when they fit there.
 Buffer workspace_buffer(const Problem& p, const Machine& m, const TilingData& t) {
-  const PassShape s = expanded_shape(p, false);
-  const int64_t columns = int64_t{t.workspace_heads} * (s.k_columns + s.d_v);
+  const PassShape s = expanded_shape(p);
+  const int64_t columns = int64_t{t.workspace_heads} * (s.d_qk + s.d_v);
   Buffer b;
   b.stage = s.stage;
   b.name = "k, v workspace";
@@ -203,22 +165,12 @@ TilingData make_ascend_tiling(const Problem& p, const Machine& m) {
   t.num_cores = m.cores;
   t.qk_row_pack = t.qk_dim_pack = t.pv_row_pack = kFractal;
 
-  if (takes_path(p, kAbsorbed)) t.absorbed = best_blocks(p, absorbed_shape(p), m).blocks.attention;
+  if (takes_path(p, kAbsorbed)) t.absorbed = best_blocks(p, absorbed_shape(p), m).blocks;
   if (takes_path(p, kExpanded)) {
-    Choice choice = best_blocks(p, expanded_shape(p, true), m);
-    t.expand_on_chip = 1;
-    if (p.s_q > choice.blocks.attention.rows) {  // one pass over the keys gains nothing from a workspace
-      const PassShape shape = expanded_shape(p, false);
-      const Choice workspace = best_blocks(p, shape, m);
-      t.expand_on_chip = choice.cost.cycles <= workspace.cost.cycles + workspace_cycles(p, shape, m);
-      if (!t.expand_on_chip) choice = workspace;
-    }
-    t.expanded = choice.blocks.attention;
+    t.expanded = best_blocks(p, expanded_shape(p), m).blocks;
     // Query tiles of as many heads as give every core one.
     const int64_t q_tiles = ceil_div(std::max<int64_t>(1, p.s_q), t.expanded.rows);
-    t.workspace_heads = t.expand_on_chip ? 0 : static_cast<int32_t>(clamp(ceil_div(m.cores, q_tiles), 1, p.num_heads));
-    t.expand_k_block = static_cast<int32_t>(choice.blocks.expand_k_block);
-    t.rope_rows = static_cast<int32_t>(choice.blocks.rope_rows);
+    t.workspace_heads = static_cast<int32_t>(clamp(ceil_div(m.cores, q_tiles), 1, p.num_heads));
   }
 
   t.absorbed_rows = t.absorbed.rows;
@@ -234,10 +186,10 @@ TilingData make_ascend_tiling(const Problem& p, const Machine& m) {
 std::vector<Buffer> ascend_buffers(const Problem& p, const Machine& m, const TilingData& t) {
   std::vector<Buffer> list;
   auto append = [&list](std::vector<Buffer> more) { list.insert(list.end(), more.begin(), more.end()); };
-  if (takes_path(p, kAbsorbed)) append(pass_buffers(absorbed_shape(p), {t.absorbed, 0, 0}, m));
+  if (takes_path(p, kAbsorbed)) append(pass_buffers(absorbed_shape(p), t.absorbed, m));
   if (takes_path(p, kExpanded)) {
-    append(pass_buffers(chosen_expanded_shape(p, t), expanded_blocks(t), m));
-    if (!t.expand_on_chip) list.push_back(workspace_buffer(p, m, t));
+    append(pass_buffers(expanded_shape(p), t.expanded, m));
+    list.push_back(workspace_buffer(p, m, t));
     append(projection_buffers(t, m));
   }
   return list;
@@ -246,7 +198,7 @@ std::vector<Buffer> ascend_buffers(const Problem& p, const Machine& m, const Til
 namespace {
 
 // Why the next larger (rows, kv_tile, copies) was not taken: it does not fit even with the fewest buffers, or is predicted slower.
-std::string refusal(const Problem& p, const PassShape& s, const PassBlocks& taken, const Machine& m, const std::string& what, int32_t rows,
+std::string refusal(const Problem& p, const PassShape& s, const AscendBlocks& taken, const Machine& m, const std::string& what, int32_t rows,
                     int32_t kv_tile, int32_t kv_buffers) {
   const Choice larger = best_variant(p, s, m, rows, kv_tile, kv_buffers);
   if (larger.found) {
@@ -255,22 +207,19 @@ std::string refusal(const Problem& p, const PassShape& s, const PassBlocks& take
     std::snprintf(text, sizeof text, "%.2f", ratio);
     return what + " fits, but is predicted to take " + text + " times as long at this shape";
   }
-  PassBlocks smallest = taken;
-  AscendBlocks& b = smallest.attention;
+  AscendBlocks b = taken;
   b.rows = rows;
   b.kv_tile = kv_tile;
   b.kv_buffers = kv_buffers == 0 ? 2 : kv_buffers;
   b.p_in_rope = s.v_is_k && rows <= s.d_rope;
   b.l0c_out_buffers = b.ub_out_buffers = 1;
   b.pv_columns = static_cast<int32_t>(fractals(ceil_div(s.d_v, 4)));
-  if (s.on_chip) smallest.expand_k_block = kFractal;
-  if (s.rotate) smallest.rope_rows = kv_tile / m.vectors_per_core;
   fill_l0_steps(s, m, &b);
-  return what + " " + overflow(pass_buffers(s, smallest, m));
+  return what + " " + overflow(pass_buffers(s, b, m));
 }
 
-void explain_pass(const Problem& p, const PassShape& s, const PassBlocks& taken, const Machine& m, TilingReport* report) {
-  const AscendBlocks& b = taken.attention;
+void explain_pass(const Problem& p, const PassShape& s, const AscendBlocks& taken, const Machine& m, TilingReport* report) {
+  const AscendBlocks& b = taken;
   auto reason = [&](const std::string& what, int32_t rows, int32_t kv_tile, int32_t buffers) {
     report->reasons.push_back(refusal(p, s, taken, m, what, rows, kv_tile, buffers));
   };
@@ -298,27 +247,11 @@ void explain_pass(const Problem& p, const PassShape& s, const PassBlocks& taken,
   for (const auto& [name, entry] : blocks) report->blocks.push_back({std::string(s.stage) + "." + name, entry.first, entry.second});
 }
 
-void explain_expansion(const Problem& p, const PassShape& s, const Machine& m, TilingReport* report) {
+void explain_expansion(const Problem& p, const PassShape& s, TilingReport* report) {
   const TilingData& t = report->tiling;
-  const int64_t repeats = ceil_div(s.most_rows, t.expanded.rows);
-  report->blocks.push_back({"expand_on_chip", t.expand_on_chip, "1: K and V decompressed per tile; 0: once, through a workspace"});
-  if (!t.expand_on_chip) {
-    report->reasons.push_back("K and V go through a workspace: " + std::to_string(repeats) +
-                              " query tiles would each decompress every KV tile again");
-    report->blocks.push_back({"workspace_heads", t.workspace_heads, "heads whose K and V the workspace holds at a time"});
-    return;
-  }
-  report->blocks.push_back({"expand_k_block", t.expand_k_block, "rows of W_UK, W_UV in L1 at a time"});
-  // What does not fit beside the tiles passes through two buffers.
-  auto keep = [&](const std::string& what, int64_t bytes, const char* memory, int64_t capacity, bool stays) {
-    report->reasons.push_back(stays ? what + " (" + kib_text(bytes) + ") stays in " + memory
-                                    : what + " needs " + kib_text(bytes) + " beside the tiles of " + memory + ", capacity " +
-                                          kib_text(capacity) + ": it passes in blocks");
-  };
-  keep("W_UK with W_UV of a head", 2 * s.latent * (s.k_columns + s.d_v), "L1", m.l1_bytes, t.expand_k_block >= s.latent);
-  if (!s.rotate) return;
-  report->blocks.push_back({"rope_rows", t.rope_rows, "rows of the rope table in UB at a time"});
-  keep("the rope table", 4 * p.s_kv * s.k_columns, "UB", m.ub_bytes, t.rope_rows >= p.s_kv);
+  report->reasons.push_back("K and V go through a workspace, decompressed once: " + std::to_string(ceil_div(s.most_rows, t.expanded.rows) * p.num_heads) +
+                            " query tiles would each decompress their KV tiles again");
+  report->blocks.push_back({"workspace_heads", t.workspace_heads, "heads whose K and V the workspace holds at a time"});
 }
 
 }  // namespace
@@ -326,16 +259,16 @@ void explain_expansion(const Problem& p, const PassShape& s, const Machine& m, T
 void explain_ascend(const Problem& p, const Machine& m, TilingReport* report) {
   const TilingData& t = report->tiling;
   const bool absorbed = report->seq.path == kAbsorbed;
-  const PassShape s = absorbed ? absorbed_shape(p) : chosen_expanded_shape(p, t);
+  const PassShape s = absorbed ? absorbed_shape(p) : expanded_shape(p);
   report->bytes_read = report->least_bytes;
-  explain_pass(p, s, absorbed ? PassBlocks{t.absorbed, 0, 0} : expanded_blocks(t), m, report);
-  if (!absorbed) explain_expansion(p, s, m, report);
+  explain_pass(p, s, absorbed ? t.absorbed : t.expanded, m, report);
+  if (!absorbed) explain_expansion(p, s, report);
   if (p.hidden_size > 0) explain_projections(p, m, report);
 
   // Passes over the same keys by other rows read HBM again when the keys of the batch do not stay in L2.
   const double row = 2.0 * p.num_kv_heads * (p.kv_lora_rank + p.qk_rope_head_dim);
   const double cache = p.batch * static_cast<double>(p.s_kv) * row;
-  const int64_t passes = ceil_div(s.most_rows, absorbed ? t.absorbed.rows : t.expanded.rows) * (absorbed || !t.expand_on_chip ? 1 : p.num_heads);
+  const int64_t passes = ceil_div(s.most_rows, absorbed ? t.absorbed.rows : t.expanded.rows);
   if (cache > 0.5 * m.l2_bytes && passes > 1) report->bytes_read += (passes - 1) * cache;
 }
 

@@ -101,10 +101,7 @@ struct TilingData {
   int32_t expanded_splits;   // KV splits of a sequence on the expanded path at the most; 1 on a CPU
   AscendBlocks absorbed;
   AscendBlocks expanded;     // rows are tokens of one head
-  int32_t expand_on_chip;    // 1: K and V of a tile are decompressed in place; 0: once, through a workspace
-  int32_t workspace_heads;   // expand_on_chip 0: heads whose K and V the workspace holds; the next ones are decompressed meanwhile
-  int32_t expand_k_block;    // rows of W_UK, W_UV in L1 at a time; kv_lora_rank: they stay for the whole pass
-  int32_t rope_rows;         // rope_mode full: rows of the table in UB at a time; s_kv: it stays for the whole pass
+  int32_t workspace_heads;   // expanded: heads whose K and V the workspace holds; the next ones are decompressed meanwhile
   int32_t gemm_base_m;       // projections: block of the result in L0C ..
   int32_t gemm_base_n;
   int32_t gemm_base_k;       // .. and of K in L0A, L0B

@@ -31,8 +31,8 @@ class AttentionVec {
     pass_ ^= 1;
     const int64_t half = half_of(pass);
     const LocalTensor<float> &scale = ub_.row_scale[pass_];
-    AscendC::WaitFlag<HardEvent::V_MTE2>(pass_);
     if (call_.absorbed()) {
+      AscendC::WaitFlag<HardEvent::V_MTE2>(pass_);
       const int64_t row = pass.first_token * call_.d.heads + pass.row0 + AscendC::GetSubBlockIdx() * half;
       const GlobalTensor<float> row_scale = call_.template buffer<float>(call_.d.workspace.row_scale);
       if (rows_of(pass) > 0) load_runs(scale, row_scale[row], 1, rows_of(pass), 0);
@@ -46,7 +46,7 @@ class AttentionVec {
     v_barrier();
     spread(ub_.scale_blocks[pass_], scale, half);
     v_barrier();
-    AscendC::SetFlag<HardEvent::V_MTE2>(pass_);
+    if (call_.absorbed()) AscendC::SetFlag<HardEvent::V_MTE2>(pass_);
   }
 
   // P = exp(S - max), the sums and what older outputs are to be multiplied with.

@@ -155,7 +155,7 @@ struct PackedSource {
   __aicore__ inline int64_t rows(const GemmItem &item) const { return whole_fractals ? align_up(item.m, kFractal) : item.m; }
   __aicore__ inline void load_a(const LocalTensor<T> &tile, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
     load_fractals(tile, job.a[item.group * job.a_stride + item.m0 * job.lda + k0], item.m, k, job.lda, tile_rows);
-    zero_last_rows(tile, zeros, item.m, k, tile_rows);
+    if (whole_fractals) zero_last_rows(tile, zeros, item.m, k, tile_rows);
   }
   __aicore__ inline void load_b(const LocalTensor<T> &tile, const GemmItem &item, int64_t k0, int64_t k) const {
     const int64_t n_padded = align_up(job.n, kFractal);
