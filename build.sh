@@ -14,9 +14,10 @@ build_dir=${FLASHMLA_BUILD_DIR:-$root/.build}
 lib=${FLASHMLA_LIB:-$root/ms_flashmla/lib/libms_flashmla.so}
 cxx=${CXX:-g++}
 
-# The one list of sources. A unit isa_<name>.cc holds the kernel for one instruction set, and unit_flags gives it that set; no other
-# unit may hold an instruction that an older processor lacks.
-sources=(
+# The one list of sources: what both libraries hold, then what is the CPU's and the twin's own. A unit isa_<name>.cc holds the kernel for one
+# instruction set, and unit_flags gives it that set; no other unit may hold an instruction that an older processor lacks. The twin is a library
+# of its own behind the same operators, in the place of the instruction sets: who only runs on a CPU does not build it.
+shared_sources=(
   op_proto/op_proto.cc
   tiling/machine.cc
   tiling/tiling.cc
@@ -29,16 +30,37 @@ sources=(
   tiling/tiling_c_api.cc
   tiling/tune.cc
   op_impl/cpu/thread_pool.cc
-  op_impl/cpu/scratch.cc
-  op_impl/cpu/huge_pages.cc
-  op_impl/cpu/dispatch.cc
   op_impl/cpu/check.cc
-  op_impl/cpu/isa_generic.cc
-  op_impl/cpu/isa_avx2.cc
-  op_impl/cpu/isa_avx512.cc
   op_impl/cpu/ms_aot.cc
   op_impl/cpu/stored_attrs.cc
   op_impl/cpu/c_api.cc
+)
+cpu_sources=(
+  op_impl/cpu/scratch.cc
+  op_impl/cpu/huge_pages.cc
+  op_impl/cpu/dispatch.cc
+  op_impl/cpu/isa_generic.cc
+  op_impl/cpu/isa_avx2.cc
+  op_impl/cpu/isa_avx512.cc
+)
+twin_sources=(
+  op_impl/ascendc/op_host/make_kernel_data.cc
+  op_impl/twin/engine/site.cc
+  op_impl/twin/engine/shadow.cc
+  op_impl/twin/engine/l2.cc
+  op_impl/twin/engine/fiber.cc
+  op_impl/twin/engine/engine.cc
+  op_impl/twin/engine/scheduler.cc
+  op_impl/twin/engine/report.cc
+  op_impl/twin/api/sync.cc
+  op_impl/twin/api/copies.cc
+  op_impl/twin/api/cube.cc
+  op_impl/twin/api/vector.cc
+  op_impl/twin/twin_kernel_half.cc
+  op_impl/twin/twin_kernel_bf16.cc
+  op_impl/twin/twin_launch.cc
+  op_impl/twin/twin_dispatch.cc
+  op_impl/twin/twin_profile.cc
 )
 
 # MindSpore's wheel is built with the old C++ ABI, and AotExtra passes std::string across the boundary. Contraction is off so that
@@ -54,7 +76,8 @@ unit_flags() {
     */isa_avx512.cc) echo "$kernel_flags -march=skylake-avx512 -mprefer-vector-width=512 -Wno-uninitialized -Wno-maybe-uninitialized" ;;
     */isa_avx2.cc) echo "$kernel_flags -mavx2 -mfma -mf16c" ;;
     */isa_generic.cc) echo "$kernel_flags" ;;
-    */dispatch.cc) if is_x86; then echo "-DFLASHMLA_HAVE_AVX512 -DFLASHMLA_HAVE_AVX2"; fi ;;
+    op_impl/twin/twin_kernel_*.cc) echo "-Iop_impl/twin/include -Iop_impl/ascendc/op_kernel -ffile-prefix-map=$root/=" ;;  # faults name files as in the tree
+    op_impl/cpu/dispatch.cc) if is_x86; then echo "-DFLASHMLA_HAVE_AVX512 -DFLASHMLA_HAVE_AVX2"; fi ;;
   esac
 }
 
@@ -68,6 +91,7 @@ usage() {
 usage: bash build.sh ENTRY [arguments]
   setup     create .venv with MindSpore and what the tests need
   lib       build ms_flashmla/lib/libms_flashmla.so
+  twin      build libms_flashmla_twin.so beside it, which runs the Ascend kernel on a simulated chip (MS_FLASHMLA_IMPL=twin)
   demo      run an MLA layer against its reference     [--checkpoint DIR [--layer N]] [--model v2-lite | v3-tp8 | seed] [--json]
   test      run the tests                              [pytest arguments]
   bench     time the layer against the machine's roof  [--case REGEX | --full] [--json FILE] [--plot FILE.png] [--threads N]
@@ -166,18 +190,27 @@ build_pynative() {
 }
 
 build_lib() {
+  build_library "$lib" "$build_dir/link.cmd" "${shared_sources[@]}" "${cpu_sources[@]}"
+  build_pynative
+}
+
+build_twin() { build_library "${lib%.so}_twin.so" "$build_dir/link_twin.cmd" "${shared_sources[@]}" "${twin_sources[@]}"; }
+
+build_library() {  # the file to write, where its link command is kept, its sources
+  local target=$1 link_cmd=$2
+  shift 2
   require_compiler
   cd "$root"
-  mkdir -p "$build_dir/obj" "$(dirname "$lib")"
+  mkdir -p "$build_dir/obj" "$(dirname "$target")"
   if command -v flock >/dev/null; then exec 9>"$build_dir/lock"; flock 9; fi  # two entries at once share the objects
   generate_machines
 
-  local source object command objects=() jobs compiled=0
-  for source in op_proto/*.cc tiling/*.cc op_impl/cpu/*.cc; do
-    [[ " ${sources[*]} " == *" $source "* ]] || fail "$source is not in the list of sources of build.sh"
+  local source object command objects=() jobs compiled=0 all=" ${shared_sources[*]} ${cpu_sources[*]} ${twin_sources[*]} "
+  for source in op_proto/*.cc tiling/*.cc op_impl/cpu/*.cc op_impl/twin/*.cc op_impl/twin/*/*.cc; do
+    [[ $all == *" $source "* ]] || fail "$source is not in the list of sources of build.sh"
   done
   jobs=$(nproc 2>/dev/null || echo 2)
-  for source in "${sources[@]}"; do
+  for source in "$@"; do
     if [[ $source == */isa_avx* ]] && ! is_x86; then say "skipping $source: this machine is $(uname -m), not x86_64"; continue; fi
     object=$build_dir/obj/$(basename "$source" .cc).o
     objects+=("$object")
@@ -193,18 +226,16 @@ build_lib() {
   for object in "${objects[@]}"; do [[ -f ${object%.o}.cmd ]] || fail "a source does not compile"; done
 
   local link="$(printf '%q ' "$cxx" -shared -pthread "${objects[@]}")${CXXFLAGS:-}"
-  if ((compiled == 0)) && [[ -f $lib && $(cat "$build_dir/link.cmd" 2>/dev/null) == "$link $lib" ]]; then
-    say "$lib is up to date"
-    build_pynative
+  if ((compiled == 0)) && [[ -f $target && $(cat "$link_cmd" 2>/dev/null) == "$link $target" ]]; then
+    say "$target is up to date"
     return
   fi
-  rm -f "$build_dir/link.cmd"
+  rm -f "$link_cmd"
   # Renamed into place: a process that has the old library mapped keeps it.
-  eval "$link -Wl,-z,defs -o $(printf '%q' "$lib.new")"
-  mv "$lib.new" "$lib"
-  printf '%s\n' "$link $lib" >"$build_dir/link.cmd"
-  say "built $lib"
-  build_pynative
+  eval "$link -Wl,-z,defs -o $(printf '%q' "$target.new")"
+  mv "$target.new" "$target"
+  printf '%s\n' "$link $target" >"$link_cmd"
+  say "built $target"
 }
 
 build_bench() {  # the benchmark's own library: the machine's ceilings, and operators called without MindSpore
@@ -233,10 +264,11 @@ shift || true
 case $entry in
   setup) setup ;;
   lib) build_lib ;;
+  twin) build_twin ;;
   demo) run_python -m ms_flashmla demo "$@" ;;
   test) cd "$root"; run_python -m pytest "${@:-tests}" ;;
   bench) build_bench; export FLASHMLA_BENCH_LIB=$build_dir/libbench.so; run_python "$root/benchmarks/bench.py" "$@" ;;
   wheel) setup; cd "$root"; "$venv/bin/python" -m pip wheel --quiet --no-deps --wheel-dir dist . ; ls dist/*.whl ;;
-  sources) printf '%s\n' "${sources[@]}" ;;
+  sources) printf '%s\n' "${shared_sources[@]}" "${cpu_sources[@]}" ;;
   *) usage >&2; exit 2 ;;
 esac

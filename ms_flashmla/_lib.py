@@ -10,17 +10,32 @@ from ._check import as_int
 _INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
+IMPLEMENTATIONS = {"cpu": ("libms_flashmla.so", "lib"), "twin": ("libms_flashmla_twin.so", "twin")}  # -> file, entry of build.sh that makes it
+
+
+def implementation():
+    """"cpu" or "twin", as MS_FLASHMLA_IMPL says. ValueError when it says something else."""
+    name = os.environ.get("MS_FLASHMLA_IMPL", "cpu")
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"MS_FLASHMLA_IMPL: {name!r} is not allowed; it must be 'cpu' or 'twin'")
+    return name
+
+
+def _path(name):
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", IMPLEMENTATIONS[name][0])
+
+
 def library_path():
-    """Absolute path of libms_flashmla.so, beside this package; it may not exist yet."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", "libms_flashmla.so")
+    """Absolute path of the library that runs, beside this package; it may not exist yet."""
+    return _path(implementation())
 
 
 @functools.lru_cache(maxsize=None)
-def library():
-    """The loaded library (ctypes.CDLL). RuntimeError when it was not built."""
-    path = library_path()
+def load(name):
+    """The loaded library of an implementation (ctypes.CDLL). RuntimeError when it was not built."""
+    path = _path(name)
     if not os.path.exists(path):
-        raise RuntimeError(f"{path} is missing; build it with `bash build.sh lib`")
+        raise RuntimeError(f"{path} is missing; build it with `bash build.sh {IMPLEMENTATIONS[name][1]}`")
     lib = ctypes.CDLL(path)
     for name in ("fm_last_error", "fm_isa", "fm_proto_json"):
         getattr(lib, name).restype = ctypes.c_char_p
@@ -32,6 +47,11 @@ def library():
     lib.fm_new_attrs.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_double), ctypes.c_int]
     lib.fm_new_attrs.restype = ctypes.c_void_p
     return lib
+
+
+def library():
+    """The library that runs: MS_FLASHMLA_IMPL's. Both hold the operators' lists, checks and the tiling."""
+    return load(implementation())
 
 
 def last_error():
@@ -57,7 +77,7 @@ def num_threads():
 
 
 def isa():
-    """"avx512", "avx2" or "generic": what the kernels run with. ValueError when MS_FLASHMLA_ISA names one that is unknown or that this
+    """"avx512", "avx2" or "generic": what the kernels run with; "twin" for the twin. ValueError when MS_FLASHMLA_ISA names one that is unknown or that this
     processor lacks."""
     name = library().fm_isa()
     if name is None:
@@ -81,11 +101,7 @@ def require_backend():
     """
     from mindspore import get_context
 
-    implementation = os.environ.get("MS_FLASHMLA_IMPL", "cpu")
-    if implementation not in ("cpu", "twin"):
-        raise ValueError(f"MS_FLASHMLA_IMPL: {implementation!r} is not allowed; it must be 'cpu' or 'twin'")
-    if implementation == "twin":
-        raise RuntimeError("MS_FLASHMLA_IMPL: the twin of the Ascend kernel is not installed; use 'cpu'")
+    load(implementation())
     if get_context("device_target") != "CPU":
         raise RuntimeError(f"device_target {get_context('device_target')}: the Ascend package of ms_flashmla is not installed; use device_target "
                            "'CPU'")

@@ -1,4 +1,4 @@
-"""The command line: `python -m ms_flashmla doctor | tiling | tune | demo`."""
+"""The command line: `python -m ms_flashmla doctor | tiling | profile | tune | demo`."""
 
 import argparse
 import importlib
@@ -8,6 +8,7 @@ _COMMANDS = {  # name -> (module with add_arguments(parser) and run(args) -> exi
     "doctor": ("doctor", "what is installed and what would run"),
     "tiling": ("tiling_report", "buffers, blocks and the lower bound in time of a problem on a machine"),
     "tune": ("tune", "measure the loops of the projections and the attention paths, and write a tune table"),
+    "profile": ("profile", "the Ascend kernel's time on the twin of a chip, and where it goes"),
     "demo": ("demo", "run a checkpoint's layer through the paged cache and hold it to a float64 reference"),
 }
 

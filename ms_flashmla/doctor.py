@@ -65,6 +65,7 @@ def report():
     problems = []
     mindspore, device = _ask(_mindspore, problems) or (None, None)
     model, flags = _processor()
+    library = _ask(_lib.library_path, problems)
     facts = {
         "ms_flashmla": __version__,
         "mindspore": mindspore,
@@ -73,8 +74,8 @@ def report():
         "processor": model,
         "processor_extensions": flags,
         "processors": len(os.sched_getaffinity(0)),
-        "library": _lib.library_path(),
-        "library_built": os.path.exists(_lib.library_path()),
+        "library": library,
+        "library_built": library is not None and os.path.exists(library),
         "isa": _ask(_lib.isa, problems),
         "threads": _ask(_lib.num_threads, problems),
         "pynative_library": None if mindspore is None else pynative.find(),
@@ -85,7 +86,8 @@ def report():
     if mindspore is not None:
         _ask(_lib.require_backend, problems)
     facts["problems"] = list(dict.fromkeys(problems))
-    facts["runs"] = f"the CPU kernel, {facts['isa']}, {facts['threads']} threads" if not problems else None
+    kernel = "the Ascend kernel on the twin of a chip" if facts["isa"] == "twin" else f"the CPU kernel, {facts['isa']}, {facts['threads']} threads"
+    facts["runs"] = kernel if not problems else None
     return facts
 
 

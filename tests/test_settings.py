@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ms_flashmla as fm
+from ms_flashmla import _lib
 from small_layer import CFG
 
 
@@ -39,7 +40,9 @@ def test_last_error_is_empty_at_first_and_threads_are_checked():
 
 def test_backends_that_are_not_here_say_so(monkeypatch):
     monkeypatch.setenv("MS_FLASHMLA_IMPL", "twin")
-    with pytest.raises(RuntimeError, match="twin"):
+    monkeypatch.setitem(_lib.IMPLEMENTATIONS, "twin", ("libmissing.so", "twin"))
+    _lib.load.cache_clear()
+    with pytest.raises(RuntimeError, match="libmissing.so is missing; build it with `bash build.sh twin`"):
         fm.MLALayer(CFG)
     monkeypatch.setenv("MS_FLASHMLA_IMPL", "cpu")
     fm.MLALayer(CFG)

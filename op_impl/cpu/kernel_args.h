@@ -47,7 +47,8 @@ struct LayerArgs {
   Storage hidden;                // [T, hidden]
   PagedCache cache;              // h_kv = 1, d = kv_lora_rank + qk_rope_head_dim
   Batch batch;
-  const float *rope_table;       // [max_positions, rope_dim], row = [cos | sin]
+  const float *rope_table;       // [rope_positions, rope_dim], row = [cos | sin]
+  int64_t rope_positions;
   Storage w_q, w_kv_a, w_uk, w_uv, w_o, w_q_a;             // packed
   Storage kv_norm, q_norm, b_q_a, b_kv_a, b_o;             // [r], [q_lora_rank], ...
   Storage residual;              // [T, hidden]

@@ -132,6 +132,7 @@ void run_flash_mla(const Params &p, AotExtra *extra) {
   if (args.num_tokens == 0) return;
 
   args.rope_table = p.as<const float>(In::rope_table);
+  args.rope_positions = limits.max_positions;
   args.w_q = p.storage(In::w_q);
   args.w_kv_a = p.storage(In::w_kv_a);
   args.kv_norm = p.storage(In::kv_norm);

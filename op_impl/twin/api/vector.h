@@ -176,10 +176,12 @@ void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, uint64_t mask[],
   twin_repeat_limits(1, twin_detail::per_repeat<T>, repeatTime, site.named("Duplicate"));
   if (repeatTime == 0) return;
   const uint64_t low = mask[0], high = sizeof(T) == 4 ? 0 : mask[1];
+  const int64_t elements = high != 0 ? 128 - __builtin_clzll(high) : low != 0 ? 64 - __builtin_clzll(low) : 0;  // up to the last set bit
+  if (elements == 0) return;
   const T value = scalarValue;
   const TwinOperand operand = twin_detail::strided(dst, dstBlockStride, dstRepeatStride);
   std::vector<twin::Access> accesses;
-  twin_vector_access(operand, true, twin_detail::per_repeat<T>, repeatTime, site.named("Duplicate"), &accesses);
+  twin_vector_access(operand, true, elements, repeatTime, site.named("Duplicate"), &accesses);
   T* out = reinterpret_cast<T*>(twin_vector_memory(operand.at, site));
   const int64_t repeat = repeatTime;
   twin_vector_issue(site.named("Duplicate"), 256.0 * repeat, false, std::move(accesses), [=] {
