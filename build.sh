@@ -96,6 +96,7 @@ usage: bash build.sh ENTRY [arguments]
   test      run the tests                              [pytest arguments]
   bench     time the layer against the machine's roof  [--case REGEX | --full] [--json FILE] [--plot FILE.png] [--threads N]
   wheel     write a wheel into dist/
+  ascend    build the operator package for Ascend 950  [--stage-only] [--vendor NAME] [--install DIR]
   sources   print the C++ sources of the library, one a line
 TEXT
 }
@@ -269,6 +270,7 @@ case $entry in
   test) cd "$root"; run_python -m pytest "${@:-tests}" ;;
   bench) build_bench; export FLASHMLA_BENCH_LIB=$build_dir/libbench.so; run_python "$root/benchmarks/bench.py" "$@" ;;
   wheel) setup; cd "$root"; "$venv/bin/python" -m pip wheel --quiet --no-deps --wheel-dir dist . ; ls dist/*.whl ;;
+  ascend) cd "$root"; generate_machines; exec bash op_impl/ascendc/build_package.sh "$build_dir" "$@" ;;
   sources) printf '%s\n' "${shared_sources[@]}" "${cpu_sources[@]}" ;;
   *) usage >&2; exit 2 ;;
 esac

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import glob
 import json
 import os
 
@@ -92,19 +93,39 @@ def proto(op):
     return ops[op]
 
 
+def _holds_operator(package):
+    """Whether a CANN package folder (vendors/<name>) has FlashMLA for ascend950."""
+    for path in glob.glob(os.path.join(glob.escape(package), "op_impl", "ai_core", "tbe", "config", "ascend950", "*.json")):
+        with open(path, encoding="utf-8", errors="replace") as f:
+            if '"FlashMLA"' in f.read():
+                return True
+    return False
+
+
+def require_ascend_package():
+    """RuntimeError, with what to set, unless ASCEND_CUSTOM_OPP_PATH holds the package that `bash build.sh ascend` builds."""
+    paths = [path for path in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if path]
+    if not any(_holds_operator(path) for path in paths):
+        where = f"is {':'.join(paths)}, where no FlashMLA for ascend950 is" if paths else "is not set"
+        raise RuntimeError(f"device_target Ascend: ASCEND_CUSTOM_OPP_PATH {where}. Build and install the package with `bash build.sh ascend --install DIR`, "
+                           "then set ASCEND_CUSTOM_OPP_PATH=DIR/vendors/ms_flashmla before MindSpore is imported")
+
+
 def require_backend():
     """Checks that the backend which the environment and MindSpore's device_target ask for is here.
 
-    Returns the library path for ops.Custom. ValueError for an unknown MS_FLASHMLA_IMPL, MS_FLASHMLA_ISA or
-    MS_FLASHMLA_NUM_THREADS, RuntimeError for a backend that is not
-    installed.
+    Returns the library path for ops.Custom, or None when the operator is CANN's, known by its name. ValueError for an unknown MS_FLASHMLA_IMPL,
+    MS_FLASHMLA_ISA or MS_FLASHMLA_NUM_THREADS, RuntimeError for a backend that is not installed.
     """
     from mindspore import get_context
 
+    target = get_context("device_target")
     load(implementation())
-    if get_context("device_target") != "CPU":
-        raise RuntimeError(f"device_target {get_context('device_target')}: the Ascend package of ms_flashmla is not installed; use device_target "
-                           "'CPU'")
+    if target == "Ascend":
+        require_ascend_package()
+        return None
+    if target != "CPU":
+        raise RuntimeError(f"device_target {target}: ms_flashmla runs on 'CPU' and 'Ascend'")
     isa(), num_threads()  # their environment variables fail here, before anything is built
     return library_path()
 

@@ -12,7 +12,11 @@ from . import _lib, checks, pynative, tune_table
 from ._check import as_bool, as_float, as_int
 
 
-def _registration(name):
+# Operators of the CANN package: the outputs' shapes and dtypes as those of an input.
+_ASCEND_OPERATORS = {"FlashMLA": 0}
+
+
+def _registration(name, target="CPU"):
     """MindSpore's reg_info of an operator, from the library's own list."""
     proto = _lib.proto(name)
     reg = CustomRegOp(name)
@@ -23,7 +27,7 @@ def _registration(name):
     for entry in proto["attrs"]:
         reg.attr(entry["name"], "required", entry["type"])
     reg.dtype_format(*[DataType.None_None] * (len(proto["inputs"]) + len(proto["outputs"])))
-    return reg.target("CPU").get_op_info()
+    return reg.target(target).get_op_info()
 
 
 @functools.lru_cache(maxsize=None)
@@ -35,13 +39,20 @@ class _Operator(ms_ops.Custom):
     """ops.Custom where a graph is compiled; a call from Python goes to the library for PyNative calls where there is one."""
 
     def __init__(self, path, name, attributes):
-        super().__init__(f"{path}:{name}", out_shape=None, out_dtype=None, func_type="aot", reg_info=_registration(name))
-        self._key = (name, attributes)
+        if path is not None:
+            super().__init__(f"{path}:{name}", out_shape=None, out_dtype=None, func_type="aot", reg_info=_registration(name))
+        else:  # CANN's, known by its name
+            like = _ASCEND_OPERATORS.get(name)
+            if like is None:
+                raise RuntimeError(f"device_target Ascend: {name} is not in the Ascend package; use device_target 'CPU'")
+            super().__init__(f"aclnn{name}", out_shape=lambda *shapes: shapes[like], out_dtype=lambda *dtypes: dtypes[like], func_type="aot",
+                             reg_info=_registration(name, "Ascend"))
+        self._key = None if path is None else (name, attributes)
 
     @property
     def direct(self):
         """The operator without ops.Custom (pynative.operator), or None."""
-        return _direct(*self._key)
+        return None if self._key is None else _direct(*self._key)
 
     def __deepcopy__(self, memo):
         return self  # constant, and shared by all cells with these attributes
