@@ -82,11 +82,11 @@ def test_article_figures_by_hand():
     assert attention["bytes"] == 2 * (2048 * 512 + 2 * 512 * 12 * 128)  # the latent, W_UK and W_UV once
     assert attention["flops"] == 2 * 256 * 12 * 2048 + 2 * 12 * 256 * 512 * 2048
     assert attention["us"] == pytest.approx(attention["flops"] / (36 * 1800e6 * 8192) * 1e6)
-    latent = next(b for b in result["buffers"] if b["name"] == "latent tile")
+    keys = next(b for b in result["buffers"] if b["name"] == "k tile")
     blocks = blocks_of(result)
-    assert latent["bytes"] == blocks["expanded.kv_buffers"] * blocks["expanded.kv_tile"] * 512 * 2
-    assert latent["copies"] == blocks["expanded.kv_buffers"]
-    assert latent["share"] == pytest.approx(latent["bytes"] / (512 * KIB))
+    assert keys["bytes"] == blocks["expanded.kv_buffers"] * blocks["expanded.kv_tile"] * 128 * 2
+    assert keys["copies"] == blocks["expanded.kv_buffers"]
+    assert keys["share"] == pytest.approx(keys["bytes"] / (512 * KIB))
 
 
 def test_bytes_read_again_are_counted():

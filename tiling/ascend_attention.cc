@@ -42,7 +42,7 @@ template <typename Add>
 void visit_buffers(const PassShape& s, const AscendBlocks& b, const Machine& m, Add add) {
   const int64_t half_rows = ceil_div(b.rows, m.vectors_per_core);
 
-  add({"q", 1, b.rows, s.d_qk, kHalf, kL1});
+  add({"q", s.v_is_k ? 1 : 2, b.rows, s.d_qk, kHalf, kL1});
   if (s.v_is_k) {
     add({"kv tile", b.kv_buffers, b.kv_tile, s.d_qk, kHalf, kL1});
   } else {
@@ -61,7 +61,7 @@ void visit_buffers(const PassShape& s, const AscendBlocks& b, const Machine& m, 
   add({"scores", 2, half_rows, b.kv_tile, kSingle, kUB});
   add({"p", 2, half_rows, b.kv_tile, kHalf, kUB});
   add({"output", 1, half_rows, s.d_v, kSingle, kUB});
-  add({"p v", b.ub_out_buffers, half_rows, b.pv_columns, kSingle, kUB});
+  add({"p v", b.ub_out_buffers, half_rows, std::max<int64_t>(b.pv_columns, 2 * kFractal), kSingle, kUB});
   add({"max, sum, scale", 1, kRowState, align_up(half_rows, 8), kSingle, kUB});
 }
 

@@ -19,6 +19,8 @@ constexpr int64_t kMostRowStride = 2040;          // float32 elements: 255 data 
 constexpr int64_t kMostSourceStride = 65535;      // elements from row to row of a copy into fractals
 constexpr int64_t kRoundBytes = int64_t{1} << 30; // K and V that a round of heads leaves in the workspace
 constexpr int64_t kGmAlign = 512;
+// Where the weights' bytes bound the products, a second part of A costs the cube time that it has; with more tokens the cube is the bound.
+constexpr int64_t kMostTokensInParts = 256;
 
 int64_t fractals(int64_t n) { return align_up(n, kFractal); }
 
@@ -67,16 +69,19 @@ WorkspaceLayout lay_out(const KernelData &d) {
   w.zeros = next.take(kFractal * kZeroColumns, kHalf);
   w.kv_raw = next.take(d.num_tokens * fractals(d.rank + d.d_r), kSingle);
   w.q_a_raw = next.take(d.num_tokens * fractals(d.q_rank), kSingle);
-  w.q_a = next.take(d.num_tokens * fractals(d.q_rank), kHalf);
-  w.q = next.take(rows * ld_q, kHalf);
+  const auto take_parts = [&](int64_t (&offsets)[2], int64_t elements) {
+    for (int i = 0; i < 2; ++i) offsets[i] = i < d.parts ? next.take(elements, kHalf) : offsets[0];
+  };
+  take_parts(w.q_a, d.num_tokens * fractals(d.q_rank));
+  take_parts(w.q, rows * ld_q);
   w.q_latent = next.take(absorbed ? rows * ld_latent : 0, kSingle);
   w.query = next.take(absorbed ? rows * fractals(d.rank + d.d_r) : 0, kHalf);
   w.row_scale = next.take(absorbed ? rows : 0, kSingle);
   w.partial_o = next.take(partial_rows * (absorbed ? ld_latent : ld_v), kSingle);
   w.partial_state = next.take(2 * partial_rows, kSingle);
-  w.o_latent = next.take(absorbed ? rows * d.rank : 0, kHalf);
-  w.o_padded = next.take(absorbed && d.d_v % kFractal != 0 ? rows * ld_v : 0, kHalf);
-  w.o = next.take(rows * d.d_v, kHalf);
+  take_parts(w.o_latent, absorbed ? rows * d.rank : 0);
+  take_parts(w.o_padded, absorbed && d.d_v % kFractal != 0 ? rows * ld_v : 0);
+  take_parts(w.o, rows * d.d_v);
   w.k_raw = next.take(raw_keys ? expanded_rows * fractals(d.d_n) : 0, kSingle);
   w.k_expanded = next.take(expanded_rows * ld_q, kHalf);
   w.v_expanded = next.take(expanded_rows * ld_v, kHalf);
@@ -110,7 +115,9 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
   d.d_v = problem.v_head_dim;
   d.q_rank = problem.q_lora_rank;
   d.rope_mode = problem.rope_mode;
-  d.path = make_seq_tiling(problem, tiling, problem.s_q, problem.s_kv).path;
+  d.parts = c.num_tokens <= kMostTokensInParts ? 2 : 1;
+  // The latent rows are exact as they are; decompressed keys and values are rounded once more.
+  d.path = d.parts == 2 && d.rope_mode == kRopeDecoupled ? kAbsorbed : make_seq_tiling(problem, tiling, problem.s_q, problem.s_kv).path;
   d.cores = tiling.num_cores;
   d.num_tokens = c.num_tokens;
   d.batch = c.batch;

@@ -8,6 +8,7 @@ namespace flashmla {
 
 constexpr float kLowest = -3.0e38f;  // a maximum before any key; finite, for -inf - (-inf) is NaN
 constexpr int32_t kMostKvBuffers = 3;
+constexpr int32_t kLeastPvColumns = 32;  // an output leaves through a P V buffer, half of whose columns as float32 and rounded at a time
 
 template <typename T>
 struct AttentionShape {
@@ -24,17 +25,21 @@ struct AttentionShape {
   }
 };
 
+// An absorbed query is one rounded row; an expanded one may come in two parts, as its keys are rounded too.
+template <typename T>
+__aicore__ inline int64_t query_parts(const Call<T> &call) { return call.absorbed() ? 1 : call.d.parts; }
+
 // L1 of a core. Absorbed, V is the first columns of K and both share a tile.
 template <typename T>
 struct AttentionL1 {
-  LocalTensor<T> q;                   // [rows, d_qk16]
+  LocalTensor<T> q[2];                // [rows, d_qk16], expanded in parts
   LocalTensor<T> k[kMostKvBuffers];   // [kv_tile, d_qk16]
   LocalTensor<T> v[kMostKvBuffers];   // [kv_tile, d_v16]
   LocalTensor<T> p[kMostKvBuffers];   // [rows, kv_tile], of the tile in that buffer
 
   __aicore__ inline AttentionL1(const Call<T> &call, const AttentionShape<T> &s) {
     Region l1(TPosition::A1);
-    q = l1.take<T>(s.b.rows * s.d_qk16);
+    for (int32_t part = 0; part < query_parts(call); ++part) q[part] = l1.take<T>(s.b.rows * s.d_qk16);
     for (int32_t i = 0; i < s.b.kv_buffers; ++i) {
       k[i] = l1.take<T>(s.b.kv_tile * s.d_qk16);
       v[i] = call.absorbed() ? k[i] : l1.take<T>(s.b.kv_tile * s.d_v16);
@@ -62,7 +67,7 @@ struct AttentionUb {
     for (int32_t i = 0; i < 2; ++i) {
       scores[i] = ub.take<float>(half * s.b.kv_tile);
       p[i] = ub.take<T>(half * s.b.kv_tile);
-      if (i < s.b.ub_out_buffers) pv[i] = ub.take<float>(half * s.b.pv_columns);
+      if (i < s.b.ub_out_buffers) pv[i] = ub.take<float>(half * larger(s.b.pv_columns, kLeastPvColumns));
       top[i] = ub.take<float>(half);
       sum[i] = ub.take<float>(half);
       row_scale[i] = ub.take<float>(half);

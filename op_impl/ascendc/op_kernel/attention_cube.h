@@ -9,7 +9,8 @@ template <typename T>
 class AttentionCube {
  public:
   __aicore__ inline explicit AttentionCube(const Call<T> &call)
-      : call_(call), s_(call), l1_(call, s_), ub_(s_), zeros_(call.template buffer<T>(call.d.workspace.zeros)) {
+      : call_(call), s_(call), l1_(call, s_), ub_(s_), zeros_(call.template buffer<T>(call.d.workspace.zeros)),
+        parts_(query_parts(call)) {
     Region l0a(TPosition::A2), l0b(TPosition::B2), l0c(TPosition::CO1);
     for (int32_t i = 0; i < 2; ++i) {
       l0a_[i] = l0a.take<T>(kL0HalfBytes / sizeof(T));
@@ -46,13 +47,15 @@ class AttentionCube {
     const int64_t rows16 = align_up(pass.rows, kFractal);
     if (call_.absorbed()) {
       const int64_t row = pass.first_token * d.heads + pass.row0;
-      load_fractals(l1_.q, call_.template buffer<T>(d.workspace.query)[row * call_.ld_query()], pass.rows, s_.d_qk, call_.ld_query(), rows16);
+      load_fractals(l1_.q[0], call_.template buffer<T>(d.workspace.query)[row * call_.ld_query()], pass.rows, s_.d_qk, call_.ld_query(), rows16);
     } else {
       const int64_t ld = d.heads * call_.ld_q();
-      const GlobalTensor<T> q = call_.template buffer<T>(d.workspace.q);
-      load_fractals(l1_.q, q[(pass.first_token + pass.row0) * ld + pass.head * call_.ld_q()], pass.rows, s_.d_qk, ld, rows16);
+      for (int32_t part = 0; part < parts_; ++part) {
+        const GlobalTensor<T> q = call_.template buffer<T>(d.workspace.q[part]);
+        load_fractals(l1_.q[part], q[(pass.first_token + pass.row0) * ld + pass.head * call_.ld_q()], pass.rows, s_.d_qk, ld, rows16);
+      }
     }
-    zero_last_rows(l1_.q, zeros_, pass.rows, s_.d_qk16, rows16);
+    for (int32_t part = 0; part < parts_; ++part) zero_last_rows(l1_.q[part], zeros_, pass.rows, s_.d_qk16, rows16);
     hand_over<HardEvent::MTE2_MTE1>(kQuery);
   }
   // No more scores of this pass: the next one's Q may come.
@@ -71,13 +74,15 @@ class AttentionCube {
     load_keys(pass, key, keys);
     hand_over<HardEvent::MTE2_MTE1>(kv_);
     AscendC::WaitFlag<HardEvent::FIX_M>(s_index_);
-    for (int64_t c = 0; c < s_.d_qk16; c += s_.b.qk_k_block) {
+    const int64_t steps = ceil_div(s_.d_qk16, s_.b.qk_k_block);
+    for (int64_t step = 0; step < parts_ * steps; ++step) {
+      const int64_t part = step / steps, c = step % steps * s_.b.qk_k_block;
       const int64_t depth = smaller(s_.b.qk_k_block, s_.d_qk16 - c);
       AscendC::WaitFlag<HardEvent::M_MTE1>(l0_);
-      load_l0(l0a_[l0_], l1_.q[c * tile.rows16], tile.rows16, depth, tile.rows16);
+      load_l0(l0a_[l0_], l1_.q[part][c * tile.rows16], tile.rows16, depth, tile.rows16);
       load_l0(l0b_[l0_], l1_.k[kv_][c * s_.b.kv_tile], tile.keys16, depth, s_.b.kv_tile);
       hand_over<HardEvent::MTE1_M>(l0_);
-      multiply(scores_[s_index_], l0a_[l0_], l0b_[l0_], tile.rows16, tile.keys16, depth, c == 0);
+      multiply(scores_[s_index_], l0a_[l0_], l0b_[l0_], tile.rows16, tile.keys16, depth, step == 0);
       AscendC::SetFlag<HardEvent::M_MTE1>(l0_);
       l0_ ^= 1;
     }
@@ -155,6 +160,7 @@ class AttentionCube {
   const AttentionL1<T> l1_;
   const AttentionUb<T> ub_;
   const GlobalTensor<T> zeros_;
+  const int64_t parts_;
   LocalTensor<T> l0a_[2], l0b_[2];
   LocalTensor<float> scores_[2], pv_[2];
   int32_t kv_ = 0, l0_ = 0, s_index_ = 0, out_ = 0, ub_out_ = 0;

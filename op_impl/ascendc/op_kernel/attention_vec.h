@@ -187,31 +187,50 @@ class AttentionVec {
     v_barrier();
     scale_rows(ub_.o, ub_.blocks, half, s_.d_v16, s_.d_v16);
     v_barrier();
-    // The P V buffer that was read last is still ours: rounded columns leave through it.
-    const LocalTensor<T> rounded = ub_.pv[out_].template ReinterpretCast<T>();
-    const int64_t width = smaller(2 * s_.b.pv_columns, s_.d_v16);
-    for (int64_t c = 0; c < s_.d_v16; c += width) {
+    // The P V buffer that was read last is still ours: columns leave through it, rounded, then what the rounding left off.
+    const int64_t width = smaller(align_down(larger(s_.b.pv_columns, kLeastPvColumns) / 2, kFractal), s_.d_v16);
+    const LocalTensor<float> &wide = ub_.pv[out_];
+    const LocalTensor<T> rounded = ub_.pv[out_][half * width].template ReinterpretCast<T>();
+    const uint8_t n_half = static_cast<uint8_t>(half), o_rep = static_cast<uint8_t>(s_.d_v16 / kFloatsOfBlock);
+    const uint8_t wide_rep = static_cast<uint8_t>(width / kFloatsOfBlock), rounded_rep = static_cast<uint8_t>(width / kFractal);
+    for (int64_t c = 0; c < s_.d_out; c += width) {
       const int64_t columns = smaller(width, s_.d_v16 - c);
-      for_columns(columns, [&](int64_t at, int64_t n) {
-        AscendC::Cast(rounded[at], ub_.o[c + at], AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(n), static_cast<uint8_t>(half),
-                      AscendC::UnaryRepeatParams(1, 1, static_cast<uint8_t>(width / kFractal), static_cast<uint8_t>(s_.d_v16 / kFloatsOfBlock)));
-      });
-      hand_over<HardEvent::V_MTE3>(kLeave);
-      if (c < s_.d_out) store_output(pass, rows, c, smaller(columns, s_.d_out - c), rounded, width);
-      hand_over<HardEvent::MTE3_V>(kLeave);
+      for (int32_t part = 0; part < call_.d.parts; ++part) {
+        for_columns(columns, [&](int64_t at, int64_t n) {
+          AscendC::Cast(rounded[at], ub_.o[c + at], AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(n), n_half,
+                        AscendC::UnaryRepeatParams(1, 1, rounded_rep, o_rep));
+        });
+        hand_over<HardEvent::V_MTE3>(kLeave);
+        store_output(pass, rows, c, smaller(columns, s_.d_out - c), rounded, width, part);
+        if (part + 1 < call_.d.parts) {
+          v_barrier();
+          for_columns(columns, [&](int64_t at, int64_t n) {
+            AscendC::Cast(wide[at], rounded[at], AscendC::RoundMode::CAST_NONE, static_cast<uint64_t>(n), n_half,
+                          AscendC::UnaryRepeatParams(1, 1, wide_rep, rounded_rep));
+          });
+          v_barrier();
+          for_columns(columns, [&](int64_t at, int64_t n) {
+            AscendC::Sub(ub_.o[c + at], ub_.o[c + at], wide[at], static_cast<uint64_t>(n), n_half,
+                         AscendC::BinaryRepeatParams(1, 1, 1, o_rep, o_rep, wide_rep));
+          });
+          v_barrier();
+        }
+        hand_over<HardEvent::MTE3_V>(kLeave);
+      }
     }
   }
 
-  __aicore__ inline void store_output(const Pass &pass, int64_t rows, int64_t c, int64_t columns, const LocalTensor<T> &rounded, int64_t width) {
+  __aicore__ inline void store_output(const Pass &pass, int64_t rows, int64_t c, int64_t columns, const LocalTensor<T> &rounded, int64_t width,
+                                      int32_t part) {
     const KernelData &d = call_.d;
     const int64_t gap_blocks = (width - align_up(columns, kFractal)) / kFractal, row0 = row0_of(pass);
     if (rows <= 0) return;
     if (!call_.absorbed()) {  // o [T, heads, d_v]
       const int64_t ld = d.heads * d.d_v, row = pass.first_token + row0;
-      store_runs(call_.template buffer<T>(d.workspace.o)[row * ld + pass.head * d.d_v + c], rounded, rows, columns, ld - columns, gap_blocks);
+      store_runs(call_.template buffer<T>(d.workspace.o[part])[row * ld + pass.head * d.d_v + c], rounded, rows, columns, ld - columns, gap_blocks);
       return;
     }
-    const GlobalTensor<T> o = call_.template buffer<T>(d.workspace.o_latent);  // [heads, T, rank]
+    const GlobalTensor<T> o = call_.template buffer<T>(d.workspace.o_latent[part]);  // [heads, T, rank]
     for (int64_t at = 0; at < rows;) {
       const int64_t head = (row0 + at) % d.heads, token = pass.first_token + (row0 + at) / d.heads;
       const int64_t run = smaller(rows - at, d.heads - head);

@@ -70,21 +70,25 @@ class Combine {
       v_barrier();
       scale_rows(sum_, blocks_, kCombineRows, columns, columns_);
       v_barrier();
-      narrow(rounded_, sum_, kCombineRows * columns_);
-      hand_over<HardEvent::V_MTE3>();
-      if (c < s_.d_out) store(schedule, pass, row, rows, c, smaller(columns, s_.d_out - c));
-      hand_over<HardEvent::MTE3_V>();
+      for (int32_t part = 0; part < call_.d.parts; ++part) {
+        narrow(rounded_, sum_, kCombineRows * columns_);
+        hand_over<HardEvent::V_MTE3>();
+        if (c < s_.d_out) store(schedule, pass, row, rows, c, smaller(columns, s_.d_out - c), part);
+        if (part + 1 < call_.d.parts) take_away(sum_, rounded_, part_, kCombineRows * columns_);
+        hand_over<HardEvent::MTE3_V>();
+      }
+      hand_over<HardEvent::V_MTE2>(1);
     }
   }
 
  private:
-  __aicore__ inline void store(const Schedule<T> &schedule, const Pass &pass, int64_t row, int64_t rows, int64_t c, int64_t columns) {
+  __aicore__ inline void store(const Schedule<T> &schedule, const Pass &pass, int64_t row, int64_t rows, int64_t c, int64_t columns, int32_t part) {
     const KernelData &d = call_.d;
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t at = pass.row0 + row + i, token = pass.first_token + at / schedule.row_heads();
       const int64_t head = call_.absorbed() ? at % d.heads : pass.head;
-      const GlobalTensor<T> dst = call_.absorbed() ? call_.template buffer<T>(d.workspace.o_latent)[(head * d.num_tokens + token) * d.rank + c]
-                                                   : call_.template buffer<T>(d.workspace.o)[(token * d.heads + head) * d.d_v + c];
+      const GlobalTensor<T> dst = call_.absorbed() ? call_.template buffer<T>(d.workspace.o_latent[part])[(head * d.num_tokens + token) * d.rank + c]
+                                                   : call_.template buffer<T>(d.workspace.o[part])[(token * d.heads + head) * d.d_v + c];
       store_runs(dst, rounded_[i * columns_], 1, columns, 0);
     }
   }

@@ -212,6 +212,11 @@ struct Call {
   template <typename E>
   __aicore__ inline GlobalTensor<E> buffer(int64_t byte_offset) const { return global<E>(workspace, byte_offset); }
 
+  // Both parts of a buffer, as A of a product.
+  __aicore__ inline void set_parts(GlobalTensor<T> (&parts)[2], const int64_t (&offsets)[2]) const {
+    for (int32_t i = 0; i < 2; ++i) parts[i] = buffer<T>(offsets[i]);
+  }
+
   // Scalar reads touch inputs alone, never what the kernel writes: their data cache is not kept coherent.
   __aicore__ inline int64_t q_len(int64_t b) const { return input<int32_t>(FlashMLAIn::q_seq_lens).GetValue(b); }
   __aicore__ inline int64_t context(int64_t b) const { return input<int32_t>(FlashMLAIn::context_lens).GetValue(b); }

@@ -1,8 +1,7 @@
 // epilog: value up-projection, output projection, bias and residual added before the single write.
 #pragma once
 
-#include "gemm.h"
-#include "vec.h"
+#include "split.h"
 
 namespace flashmla {
 
@@ -12,10 +11,10 @@ __aicore__ inline void up_project(const Call<T> &call) {
   const KernelData &d = call.d;
   const bool padded = d.d_v % kFractal != 0;
   const int64_t width = padded ? call.ld_v() : d.d_v;
-  const GemmJob<T> job = {call.template buffer<T>(d.workspace.o_latent), d.rank, d.num_tokens * d.rank, d.num_tokens,
-                          call.template input<T>(FlashMLAIn::w_uv), d.heads, d.d_v, d.rank,
-                          call.workspace + (padded ? d.workspace.o_padded : d.workspace.o), d.heads * width, width, true};
-  project(call, &job, 1);
+  GemmJob<T> job = {{}, d.parts, d.rank, d.num_tokens * d.rank, d.num_tokens, call.template input<T>(FlashMLAIn::w_uv), d.heads, d.d_v, d.rank,
+                    nullptr, d.heads * width, width, true};
+  call.set_parts(job.a, d.workspace.o_latent);
+  project_in_parts(call, job, padded ? d.workspace.o_padded : d.workspace.o);
 }
 
 // Heads of d_v columns that are no whole fractals: the cube left them padded, W_o takes them side by side.
@@ -27,10 +26,12 @@ __aicore__ inline void compact_outputs(const Call<T> &call) {
   const Share share(ceil_div(all, rows), d.cores);
   for (int64_t i = share.begin; i < share.end; ++i) {
     const int64_t row = i * rows, count = smaller(rows, all - row);
-    load_runs(heads, call.template buffer<T>(d.workspace.o_padded)[row * ld], 1, count * ld, 0);
-    hand_over<HardEvent::MTE2_MTE3>();
-    store_runs(call.template buffer<T>(d.workspace.o)[row * d.d_v], heads, count, d.d_v, 0);
-    hand_over<HardEvent::MTE3_MTE2>();
+    for (int32_t part = 0; part < d.parts; ++part) {
+      load_runs(heads, call.template buffer<T>(d.workspace.o_padded[part])[row * ld], 1, count * ld, 0);
+      hand_over<HardEvent::MTE2_MTE3>();
+      store_runs(call.template buffer<T>(d.workspace.o[part])[row * d.d_v], heads, count, d.d_v, 0);
+      hand_over<HardEvent::MTE3_MTE2>();
+    }
   }
 }
 
@@ -97,15 +98,15 @@ template <typename T>
 __aicore__ inline void output_project(const Call<T> &call) {
   const KernelData &d = call.d;
   const int64_t k = int64_t(d.heads) * d.d_v;
-  const GemmJob<T> job = {call.template buffer<T>(d.workspace.o), k, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_o), 1, d.hidden, k,
-                          nullptr, 0, 0, false};
+  GemmJob<T> job = {{}, d.parts, k, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_o), 1, d.hidden, k, nullptr, 0, 0, false};
+  call.set_parts(job.a, d.workspace.o);
   const GemmCut cut(job.m, job.n, 1, d.gemm_base_m, block_columns(&job, 1, d.gemm_base_m, d.gemm_base_n, d.cores));
   Region ub(TPosition::VECCALC);
   const int64_t elements = d.gemm_base_m / 2 * d.gemm_base_n;
   const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
   if ASCEND_IS_AIC {
     const GlobalTensor<T> zeros = call.template buffer<T>(d.workspace.zeros);
-    GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n);
+    GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, job.parts);
     int32_t next = 0;
     for (int64_t i = AscendC::GetBlockIdx(); i < cut.items; i += d.cores)
       cube.run(PackedSource<T>{job, zeros, true}, VectorSink{result, &next}, cut.item(i, job.m, job.n), k);

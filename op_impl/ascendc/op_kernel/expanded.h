@@ -28,7 +28,7 @@ struct LatentRows {
   const Call<T> &call;
   KeyBlock block;
   __aicore__ inline int64_t rows(const GemmItem &item) const { return item.m; }
-  __aicore__ inline void load_a(const LocalTensor<T> &tile, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
+  __aicore__ inline void load_a(const LocalTensor<T> &tile, int64_t, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
     const KernelData &d = call.d;
     const int64_t width = d.rank + d.d_r;
     const GlobalTensor<T> cache = call.template input<T>(FlashMLAIn::kv_cache);
@@ -85,7 +85,7 @@ __aicore__ inline void decompress(const Call<T> &call, int64_t first, int64_t he
   const KernelData &d = call.d;
   const bool finished = keys_leave_finished(call);
   const int64_t d_n16 = align_up(d.d_n, kFractal);
-  GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n);
+  GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, 1);
   int64_t index = 0;
   const auto mine = [&] { return index++ % d.cores == AscendC::GetBlockIdx(); };
   for_key_blocks(call, d.gemm_base_m, [&](const KeyBlock &block) {

@@ -27,10 +27,8 @@ __aicore__ inline void prolog(const Call<T> &call) {
     if (d.q_rank > 0) norm_query(call);
   }
   next_stage();
-  if (d.q_rank > 0) {
-    project_query(call);
-    next_stage();
-  }
+  project_query(call);
+  next_stage();
 }
 
 template <typename T>

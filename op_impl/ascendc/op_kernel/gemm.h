@@ -8,7 +8,8 @@ namespace flashmla {
 // C [groups, m, n] = A [groups, m, k] W [groups, k, n], W packed in panels as op_list.h says.
 template <typename T>
 struct GemmJob {
-  GlobalTensor<T> a;
+  GlobalTensor<T> a[2];   // A, and what its rounding left off
+  int32_t parts;          // 1: the first alone
   int64_t lda, a_stride;  // elements from row to row, from group to group
   int64_t m;
   GlobalTensor<T> w;
@@ -65,12 +66,12 @@ __aicore__ inline int64_t block_columns(const GemmJob<T> *jobs, int32_t count, i
 template <typename T>
 class GemmCube {
  public:
-  // Blocks of at most base_m x base_n; `resident` elements at the start of L1 belong to the caller.
-  __aicore__ inline GemmCube(int64_t base_m, int64_t base_n) : base_m_(base_m), base_n_(base_n) {
-    step_k_ = clamp(align_down(kL1Bytes / (2 * int64_t(sizeof(T)) * (base_m + base_n)), kVectorFloats), kVectorFloats, kZeroColumns);
+  // Blocks of at most base_m x base_n, A in so many parts.
+  __aicore__ inline GemmCube(int64_t base_m, int64_t base_n, int64_t parts) : parts_(parts) {
+    step_k_ = clamp(align_down(kL1Bytes / (2 * int64_t(sizeof(T)) * (parts * base_m + base_n)), kVectorFloats), kVectorFloats, kZeroColumns);
     Region l1(TPosition::A1), l0a(TPosition::A2), l0b(TPosition::B2), l0c(TPosition::CO1);
     for (int32_t i = 0; i < 2; ++i) {
-      a_[i] = l1.take<T>(base_m * step_k_);
+      a_[i] = l1.take<T>(parts * base_m * step_k_);
       b_[i] = l1.take<T>(base_n * step_k_);
       l0a_[i] = l0a.take<T>(kL0HalfBytes / sizeof(T));
       l0b_[i] = l0b.take<T>(kL0HalfBytes / sizeof(T));
@@ -96,22 +97,24 @@ class GemmCube {
   __aicore__ inline void run(const Source &source, const Sink &sink, const GemmItem &item, int64_t k) {
     const int64_t rows = source.rows(item), m16 = align_up(rows, kFractal);
     const int64_t l0_elements = kL0HalfBytes / sizeof(T);
-    const int64_t l0_k = clamp(align_down(smaller(l0_elements / m16, l0_elements / item.n), kFractal), kFractal, 255 * kFractal);
+    const int64_t l0_k = clamp(align_down(smaller(l0_elements / (parts_ * m16), l0_elements / item.n), kFractal), kFractal, 255 * kFractal);
     AscendC::WaitFlag<HardEvent::FIX_M>(out_);
     for (int64_t k0 = 0; k0 < k; k0 += step_k_) {
       const int64_t width = smaller(step_k_, k - k0), width16 = align_up(width, kFractal);
       AscendC::WaitFlag<HardEvent::MTE1_MTE2>(step_);
-      source.load_a(a_[step_], item, k0, width, m16);
+      for (int64_t part = 0; part < parts_; ++part) source.load_a(a_[step_][part * m16 * width16], part, item, k0, width, m16);
       source.load_b(b_[step_], item, k0, width);
       hand_over<HardEvent::MTE2_MTE1>(step_);
       for (int64_t at = 0; at < width16; at += l0_k) {
         const int64_t depth = smaller(l0_k, width16 - at);
         AscendC::WaitFlag<HardEvent::M_MTE1>(l0_);
-        load_l0(l0a_[l0_], a_[step_][at * m16], m16, depth, m16);
+        for (int64_t part = 0; part < parts_; ++part)
+          load_l0(l0a_[l0_][part * m16 * depth], a_[step_][(part * width16 + at) * m16], m16, depth, m16);
         if (Source::kRowsAreColumns) load_l0(l0b_[l0_], b_[step_][at * item.n], item.n, depth, item.n);
         else load_l0_transposed(l0b_[l0_], b_[step_][at * kFractal], depth, item.n, width16);
         hand_over<HardEvent::MTE1_M>(l0_);
-        multiply(c_[out_], l0a_[l0_], l0b_[l0_], rows, item.n, depth, k0 + at == 0);
+        for (int64_t part = 0; part < parts_; ++part)
+          multiply(c_[out_], l0a_[l0_][part * m16 * depth], l0b_[l0_], rows, item.n, depth, k0 + at + part == 0);
         AscendC::SetFlag<HardEvent::M_MTE1>(l0_);
         l0_ ^= 1;
       }
@@ -125,7 +128,7 @@ class GemmCube {
   }
 
  private:
-  int64_t base_m_, base_n_, step_k_;
+  int64_t parts_, step_k_;
   LocalTensor<T> a_[2], b_[2], l0a_[2], l0b_[2];
   LocalTensor<float> c_[2];
   int32_t step_ = 0, l0_ = 0, out_ = 0;
@@ -153,8 +156,8 @@ struct PackedSource {
   bool whole_fractals;  // both AIVs take half of the rows: there must be whole fractals of them
 
   __aicore__ inline int64_t rows(const GemmItem &item) const { return whole_fractals ? align_up(item.m, kFractal) : item.m; }
-  __aicore__ inline void load_a(const LocalTensor<T> &tile, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
-    load_fractals(tile, job.a[item.group * job.a_stride + item.m0 * job.lda + k0], item.m, k, job.lda, tile_rows);
+  __aicore__ inline void load_a(const LocalTensor<T> &tile, int64_t part, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
+    load_fractals(tile, job.a[part][item.group * job.a_stride + item.m0 * job.lda + k0], item.m, k, job.lda, tile_rows);
     if (whole_fractals) zero_last_rows(tile, zeros, item.m, k, tile_rows);
   }
   __aicore__ inline void load_b(const LocalTensor<T> &tile, const GemmItem &item, int64_t k0, int64_t k) const {
@@ -194,7 +197,7 @@ __aicore__ inline void project(const Call<T> &call, const GemmJob<T> *jobs, int3
   const KernelData &d = call.d;
   const GlobalTensor<T> zeros = call.template buffer<T>(d.workspace.zeros);
   const int64_t width = block_columns(jobs, count, d.gemm_base_m, d.gemm_base_n, d.cores);
-  GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n);
+  GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, jobs[0].parts);
   int64_t first = AscendC::GetBlockIdx();
   for (int32_t i = 0; i < count; ++i) {
     const GemmJob<T> &job = jobs[i];

@@ -1,8 +1,7 @@
 // prolog: project, norm, rope, append to cache.
 #pragma once
 
-#include "gemm.h"
-#include "vec.h"
+#include "split.h"
 
 namespace flashmla {
 
@@ -17,35 +16,50 @@ __aicore__ inline void write_zeros(const Call<T> &call) {
   store_runs(call.template buffer<T>(call.d.workspace.zeros), zeros, 1, kFractal * kZeroColumns, 0);
 }
 
-// [c | k_pe] = x W_kva, beside it the first product on the way to q.
+// q [T, heads, ld_q] = in W_q. Heads of whole panels lie one after the other, as one wide product.
+template <typename T>
+__aicore__ inline GemmJob<T> query_job(const Call<T> &call, int64_t k) {
+  const KernelData &d = call.d;
+  const bool whole_panels = (d.d_n + d.d_r) % kPanel == 0;
+  GemmJob<T> job{};
+  job.parts = 1;
+  job.m = d.num_tokens;
+  job.w = call.template input<T>(FlashMLAIn::w_q);
+  job.groups = whole_panels ? 1 : d.heads;
+  job.n = whole_panels ? d.heads * call.ld_q() : d.d_n + d.d_r;
+  job.k = k;
+  job.ldc = d.heads * call.ld_q();
+  job.c_stride = call.ld_q();
+  job.rounded = true;
+  return job;
+}
+
+// [c | k_pe] = x W_kva, beside it the first product on the way to a low-rank q.
 template <typename T>
 __aicore__ inline void project_hidden(const Call<T> &call) {
   const KernelData &d = call.d;
   const GlobalTensor<T> x = call.template input<T>(FlashMLAIn::hidden_states);
-  GemmJob<T> jobs[2];
-  jobs[0] = {x, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_kv_a), 1, d.rank + d.d_r, d.hidden,
-             call.workspace + d.workspace.kv_raw, call.ld_kv(), 0, false};
-  if (d.q_rank > 0)
-    jobs[1] = {x, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_q_a), 1, d.q_rank, d.hidden,
-               call.workspace + d.workspace.q_a_raw, call.ld_q_a(), 0, false};
-  else
-    jobs[1] = query_job(call, x, d.hidden, d.hidden);
-  project(call, jobs, 2);
-}
-
-// q [T, heads, ld_q] = in W_q. Heads of whole panels lie one after the other, as one wide product.
-template <typename T>
-__aicore__ inline GemmJob<T> query_job(const Call<T> &call, const GlobalTensor<T> &in, int64_t ld, int64_t k) {
-  const KernelData &d = call.d;
-  const bool whole_panels = (d.d_n + d.d_r) % kPanel == 0;
-  return {in, ld, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_q), whole_panels ? 1 : d.heads,
-          whole_panels ? d.heads * call.ld_q() : d.d_n + d.d_r, k, call.workspace + d.workspace.q, d.heads * call.ld_q(), call.ld_q(), true};
+  const GemmJob<T> jobs[2] = {
+      {{x, x}, 1, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_kv_a), 1, d.rank + d.d_r, d.hidden,
+       call.workspace + d.workspace.kv_raw, call.ld_kv(), 0, false},
+      {{x, x}, 1, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_q_a), 1, d.q_rank, d.hidden,
+       call.workspace + d.workspace.q_a_raw, call.ld_q_a(), 0, false}};
+  project(call, jobs, d.q_rank > 0 ? 2 : 1);
 }
 
 template <typename T>
 __aicore__ inline void project_query(const Call<T> &call) {
-  const GemmJob<T> job = query_job(call, call.template buffer<T>(call.d.workspace.q_a), call.ld_q_a(), call.d.q_rank);
-  project(call, &job, 1);
+  const KernelData &d = call.d;
+  GemmJob<T> job = query_job(call, d.q_rank > 0 ? d.q_rank : d.hidden);
+  if (d.q_rank > 0) {
+    call.set_parts(job.a, d.workspace.q_a);
+    job.parts = d.parts;
+    job.lda = call.ld_q_a();
+  } else {
+    job.a[0] = call.template input<T>(FlashMLAIn::hidden_states);
+    job.lda = d.hidden;
+  }
+  project_in_parts(call, job, d.workspace.q);
 }
 
 // A small vector of the weights as float32; `staging` is as long.
@@ -89,7 +103,8 @@ __aicore__ inline void norm_query(const Call<T> &call) {
   load_vector(b.weight, rounded, call.template input<T>(FlashMLAIn::q_norm), d.q_rank);
   if (d.has_b_q_a) load_vector(b.bias, rounded, call.template input<T>(FlashMLAIn::b_q_a), d.q_rank);
   const GlobalTensor<float> raw = call.template buffer<float>(d.workspace.q_a_raw);
-  const GlobalTensor<T> result = call.template buffer<T>(d.workspace.q_a);
+  GlobalTensor<T> result[2];
+  call.set_parts(result, d.workspace.q_a);
   for (int64_t t = share.begin; t < share.end; t += batch) {
     const int64_t rows = smaller(batch, share.end - t);
     load_runs(b.x, raw[t * ld], 1, rows * ld, 0);
@@ -99,10 +114,13 @@ __aicore__ inline void norm_query(const Call<T> &call) {
       v_barrier();
     }
     rms_norm_rows(b.x, b.weight, rows, d.q_rank, ld, d.q_norm_eps, d.q_lora_scale, b.scratch);
-    narrow(rounded, b.x, rows * ld);
-    hand_over<HardEvent::V_MTE3>();
-    store_runs(result[t * ld], rounded, 1, rows * ld, 0);
-    hand_over<HardEvent::MTE3_V>();
+    for (int32_t part = 0; part < d.parts; ++part) {
+      narrow(rounded, b.x, rows * ld);
+      hand_over<HardEvent::V_MTE3>();
+      store_runs(result[part][t * ld], rounded, 1, rows * ld, 0);
+      if (part + 1 < d.parts) take_away(b.x, rounded, b.scratch.squares, rows * ld);
+      hand_over<HardEvent::MTE3_V>();
+    }
     hand_over<HardEvent::V_MTE2>();
   }
 }

@@ -1,8 +1,7 @@
 // The queries that attention takes: absorbed, q~ = [q_nope W_UK | rope(q_pe)]; expanded, q with its rotated part in place.
 #pragma once
 
-#include "gemm.h"
-#include "vec.h"
+#include "split.h"
 
 namespace flashmla {
 
@@ -10,9 +9,10 @@ namespace flashmla {
 template <typename T>
 __aicore__ inline void absorb(const Call<T> &call) {
   const KernelData &d = call.d;
-  const GemmJob<T> job = {call.template buffer<T>(d.workspace.q), d.heads * call.ld_q(), call.ld_q(), d.num_tokens,
+  GemmJob<T> job = {{}, d.parts, d.heads * call.ld_q(), call.ld_q(), d.num_tokens,
                           call.template input<T>(FlashMLAIn::w_uk), d.heads, d.rank, d.d_n,
                           call.workspace + d.workspace.q_latent, d.heads * call.ld_latent(), call.ld_latent(), false};
+  call.set_parts(job.a, d.workspace.q);
   project(call, &job, 1);
 }
 
@@ -25,23 +25,36 @@ class QueryRope {
     scratch_.take(ub, rows, 1, pitch_);
     first_ = ub.take<T>(rows * pitch_);
     second_ = ub.take<T>(rows * pitch_);
+    first_low_ = ub.take<T>(rows * pitch_);
+    second_low_ = ub.take<T>(rows * pitch_);
   }
   __aicore__ inline void load(int64_t token, int64_t position, int64_t h, int64_t rows) {
     const int64_t ld = call_.ld_q();
-    const GlobalTensor<T> q = call_.template buffer<T>(call_.d.workspace.q)[(token * call_.d.heads + h) * ld + offset_];
-    load_runs(first_, q, rows, half_, ld - half_);
-    load_runs(second_, q[half_], rows, half_, ld - half_);
+    for (int32_t part = 0; part < call_.d.parts; ++part) {
+      const GlobalTensor<T> q = call_.template buffer<T>(call_.d.workspace.q[part])[(token * call_.d.heads + h) * ld + offset_];
+      load_runs(part == 0 ? first_ : first_low_, q, rows, half_, ld - half_);
+      load_runs(part == 0 ? second_ : second_low_, q[half_], rows, half_, ld - half_);
+    }
     load_rope_rows(call_, scratch_, position, 1, 0);
   }
   __aicore__ inline void rotate(int64_t rows) {
     widen(scratch_.first, first_, rows * pitch_);
     widen(scratch_.second, second_, rows * pitch_);
     v_barrier();
+    if (call_.d.parts > 1) {
+      add_part(scratch_.first, first_low_, rows * pitch_);
+      add_part(scratch_.second, second_low_, rows * pitch_);
+    }
     rotate_rows(scratch_, rows, pitch_, true);
   }
   __aicore__ inline void round(int64_t rows) {
     narrow(first_, scratch_.first, rows * pitch_);
     narrow(second_, scratch_.second, rows * pitch_);
+  }
+  // What round() left off.
+  __aicore__ inline void keep_rest(int64_t rows) {
+    take_away(scratch_.first, first_, scratch_.product, rows * pitch_);
+    take_away(scratch_.second, second_, scratch_.product, rows * pitch_);
   }
   __aicore__ inline void store(const GlobalTensor<T> &row, int64_t ld, int64_t rows) {
     store_runs(row, first_, rows, half_, ld - half_);
@@ -54,10 +67,17 @@ class QueryRope {
   __aicore__ inline int64_t offset() const { return offset_; }
 
  private:
+  __aicore__ inline void add_part(const LocalTensor<float> &x, const LocalTensor<T> &low, int64_t count) {
+    widen(scratch_.product, low, count);
+    v_barrier();
+    AscendC::Add(x, x, scratch_.product, static_cast<int32_t>(count));
+    v_barrier();
+  }
+
   const Call<T> &call_;
   int64_t half_, pitch_, offset_;
   RopeScratch scratch_;
-  LocalTensor<T> first_, second_;
+  LocalTensor<T> first_, second_, first_low_, second_low_;
 };
 
 // (token, block of heads) pairs are shared evenly by the AIVs; f(token, first head, heads).
@@ -82,10 +102,13 @@ __aicore__ inline void rotate_queries(const Call<T> &call) {
     rope.load(token, cursor.position(), h, heads);
     hand_over<HardEvent::MTE2_V>();
     rope.rotate(heads);
-    rope.round(heads);
-    hand_over<HardEvent::V_MTE3>();
-    rope.store(call.template buffer<T>(call.d.workspace.q)[(token * call.d.heads + h) * call.ld_q() + rope.offset()], call.ld_q(), heads);
-    hand_over<HardEvent::MTE3_V>();
+    for (int32_t part = 0; part < call.d.parts; ++part) {
+      rope.round(heads);
+      hand_over<HardEvent::V_MTE3>();
+      rope.store(call.template buffer<T>(call.d.workspace.q[part])[(token * call.d.heads + h) * call.ld_q() + rope.offset()], call.ld_q(), heads);
+      if (part + 1 < call.d.parts) rope.keep_rest(heads);
+      hand_over<HardEvent::MTE3_V>();
+    }
     hand_over<HardEvent::MTE3_MTE2>();
     hand_over<HardEvent::V_MTE2>();
   });

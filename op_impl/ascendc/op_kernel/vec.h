@@ -15,6 +15,16 @@ __aicore__ inline void narrow(const LocalTensor<T> &dst, const LocalTensor<float
   AscendC::Cast(dst, src, AscendC::RoundMode::CAST_RINT, static_cast<uint32_t>(count));
 }
 
+// x -= rounded: what the rounding left off. wide is scratch.
+template <typename T>
+__aicore__ inline void take_away(const LocalTensor<float> &x, const LocalTensor<T> &rounded, const LocalTensor<float> &wide, int64_t count) {
+  v_barrier();
+  widen(wide, rounded, count);
+  v_barrier();
+  AscendC::Sub(x, x, wide, static_cast<int32_t>(count));
+  v_barrier();
+}
+
 // Calls f(first column, columns) for the pieces of a row that one repeat holds.
 template <typename F>
 __aicore__ inline void for_columns(int64_t columns, const F &f) {
