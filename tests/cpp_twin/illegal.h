@@ -119,6 +119,7 @@ inline std::vector<Call> calls() {
        ON_AIV(for (int i = 0; i < 2; ++i) { Adds(ub(), ub(), 1.0f, 64); SetFlag<HardEvent::V_MTE3>(0); WaitFlag<HardEvent::V_MTE3>(0); })},
       {"cross-core mode 3", "illegal operation", ON_AIC((CrossCoreSetFlag<3, PIPE_FIX>(0)))},
       {"cross-core flag 16 in mode 2", "event misuse", ON_AIC((CrossCoreSetFlag<2, PIPE_FIX>(16)))},
+      {"a flag of SyncAll", "event misuse", [] { if ASCEND_IS_AIC { CrossCoreSetFlag<0, PIPE_FIX>(12); CrossCoreWaitFlag<0, PIPE_FIX>(12); } SyncAll<false>(); }},
       {"cross-core flag set 16 times", "event misuse", ON_AIC(for (int i = 0; i < 16; ++i) CrossCoreSetFlag<4, PIPE_FIX>(0))},
       {"cross-core flag of one AIV alone", "event misuse", ON_AIV((CrossCoreSetFlag<2, PIPE_V>(0)))},
       {"SyncAll without the others", "deadlock", ON_AIC(SyncAll<false>())},

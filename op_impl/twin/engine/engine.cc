@@ -116,7 +116,14 @@ void Engine::wait_flag(Pipe from, Pipe to, int id, const Site& site) {
   enqueue(to, std::move(op));
 }
 
+// SyncAll is made of the cross-core flags 11 to 14.
+void Engine::note_reserved(int mode, int id, const Site& site) {
+  if (mode != 4 && id >= 11 && id <= 14) reserved_ = site;
+  if (uses_sync_all_ && reserved_.line) fail(Fault::kEvent, reserved_, "cross-core flags 11 to 14 belong to SyncAll, which this kernel calls");
+}
+
 void Engine::cross_set(int mode, Pipe pipe, int id, const Site& site) {
+  note_reserved(mode, id, site);
   if (pipe == kS) {
     PipeState& scalar = mine().pipes[kS];
     set_cross(fiber_block_, fiber_core_, kS, mode, id, site, scalar.free_at);
@@ -132,6 +139,7 @@ void Engine::cross_set(int mode, Pipe pipe, int id, const Site& site) {
 }
 
 void Engine::cross_wait(int mode, Pipe pipe, int id, const Site& site) {
+  note_reserved(mode, id, site);
   const int flag = (mode == 4 ? 32 : 0) + id;
   if (pipe == kS) return wait_scalar(mine().cross[flag], site);
   Operation op;
@@ -186,6 +194,7 @@ void Engine::pipe_barrier_all(const Site& site) {
 
 void Engine::sync_all(bool only_aiv, const Site& site) {
   uses_sync_all_ = true;
+  note_reserved(0, -1, site);
   CoreState& core = mine();
   core.barrier_only_aiv = only_aiv;
   core.wait = CoreState::Wait::kBarrier;

@@ -60,6 +60,7 @@ class Engine {
   void wait_flag(Pipe from, Pipe to, int id, const Site& site);
   void cross_set(int mode, Pipe pipe, int id, const Site& site);
   void cross_wait(int mode, Pipe pipe, int id, const Site& site);
+  void note_reserved(int mode, int id, const Site& site);
   void pipe_barrier_all(const Site& site);
   void sync_all(bool only_aiv, const Site& site);
   void scalar_access(const Access& access, const Site& site);  // now, by the scalar unit
@@ -169,6 +170,7 @@ class Engine {
   int fiber_block_ = 0;
   CoreKind fiber_core_ = kAIC;
   bool uses_sync_all_ = false;
+  Site reserved_;  // a use of the flags that SyncAll takes
   RunReport report_;
 };
 
