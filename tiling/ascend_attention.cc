@@ -17,8 +17,10 @@ constexpr int64_t kUbAlign = 32;
 
 // Vector passes over a score: scale, row max, subtract, row sum, cast to P, mask or copy; exp apart.
 constexpr double kScorePasses = 6;
-// .. over an output element: load and rescale, add, store.
-constexpr double kOutputPasses = 3;
+// .. over an output element: one fused multiply-add.
+constexpr double kOutputPasses = 1;
+constexpr double kSoftmaxInstructions = 20;
+constexpr int64_t kVectorFloats = 64;  // of a vector instruction's repeat
 // Vectors of a row: maxima and sums of two passes, factors spread to a data block a row.
 constexpr int64_t kRowState = 48;
 
@@ -120,11 +122,17 @@ double tile_cycles(const PassShape& s, const AscendBlocks& b, const PassLoad& lo
   const double fix = fix_bytes / m.l0c_out_bytes_per_cycle + (1 + column_steps) * m.startup_fixpipe;
 
   const double vector_bytes = kSingle * (half_rows * keys * (kScorePasses + m.vector_slow_divisor) + half_rows * s.d_v * kOutputPasses);
-  const double vector = vector_bytes / m.vector_bytes_per_cycle + (2 + column_steps) * m.startup_vector;
+  const double column_instructions = ceil_div(b.pv_columns, kVectorFloats);
+  const double vector = vector_bytes / m.vector_bytes_per_cycle + (kSoftmaxInstructions + column_steps * column_instructions) * m.startup_vector;
+  // Some columns of P V go from the cube to the vector units and their buffer comes back; a second buffer hides half of that way.
+  const double way = m.startup_fixpipe + kSingle * rows * b.pv_columns / m.l0c_out_bytes_per_cycle + 2 * m.cross_core_flag_cycles +
+                     column_instructions * (m.startup_vector + half_rows);
+  const double hand_overs = column_steps * way / b.ub_out_buffers;
 
-  const double busiest = std::max({gm, l0, cube, fix, vector});
+  // P V of a tile comes after QK of the next one: two buffers are both taken then, and the copy of a third tile waits for both products.
+  const double busiest = std::max({hand_overs, b.kv_buffers < 3 ? gm + std::max(cube, l0) : gm, l0, cube, fix, vector});
   // Every pipe waits for its input and its free buffer, and tells of both.
-  return busiest + 4 * m.event_cycles + (b.kv_buffers < 3 ? m.cross_core_flag_cycles : 0);
+  return busiest + 4 * m.event_cycles;
 }
 
 }  // namespace flashmla

@@ -90,9 +90,9 @@ struct Choice {
 // The best of the variants of one (rows, kv_tile): copies and columns of P V, KV buffers.
 Choice best_variant(const Problem& p, const PassShape& s, const Machine& m, int32_t rows, int32_t kv_tile, int32_t only_buffers = 0) {
   Choice best;
-  for (int32_t kv_buffers : {3, 2}) {
+  for (int32_t kv_buffers : {4, 3, 2}) {
     if (only_buffers != 0 && kv_buffers != only_buffers) continue;
-    for (int64_t parts : {1, 2, 4}) {
+    for (int64_t parts : {1, 2, 4, 8}) {
       for (int32_t copies : {3, 2, 1, 0}) {  // bits: two copies in UB, two in L0C
         AscendBlocks b{};
         b.rows = rows;

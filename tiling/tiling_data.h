@@ -37,7 +37,7 @@ struct Problem {
 struct AscendBlocks {
   int32_t rows;              // query rows that share a pass over the KV tiles; a multiple of 16
   int32_t kv_tile;           // keys a tile holds; a multiple of 16
-  int32_t kv_buffers;        // KV tiles in L1: 3, or 2
+  int32_t kv_buffers;        // KV tiles in L1: 2 to 4
   int32_t p_in_rope;         // 1: P takes the place of the rope columns of its KV tile, which QK has used up
   int32_t qk_k_block;        // columns of q and K that one step of QK holds in L0A, L0B
   int32_t pv_k_block;        // keys of P and V that one step of PV holds in L0A, L0B

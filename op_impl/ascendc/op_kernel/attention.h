@@ -7,7 +7,7 @@
 namespace flashmla {
 
 constexpr float kLowest = -3.0e38f;  // a maximum before any key; finite, for -inf - (-inf) is NaN
-constexpr int32_t kMostKvBuffers = 3;
+constexpr int32_t kMostKvBuffers = 4;
 constexpr int32_t kLeastPvColumns = 32;  // an output leaves through a P V buffer, half of whose columns as float32 and rounded at a time
 
 template <typename T>

@@ -73,7 +73,7 @@ class Combine {
       for (int32_t part = 0; part < call_.d.parts; ++part) {
         narrow(rounded_, sum_, kCombineRows * columns_);
         hand_over<HardEvent::V_MTE3>();
-        if (c < s_.d_out) store(schedule, pass, row, rows, c, smaller(columns, s_.d_out - c), part);
+        if (c < s_.d_out) store(pass, row, rows, c, smaller(columns, s_.d_out - c), part);
         if (part + 1 < call_.d.parts) take_away(sum_, rounded_, part_, kCombineRows * columns_);
         hand_over<HardEvent::MTE3_V>();
       }
@@ -82,14 +82,20 @@ class Combine {
   }
 
  private:
-  __aicore__ inline void store(const Schedule<T> &schedule, const Pass &pass, int64_t row, int64_t rows, int64_t c, int64_t columns, int32_t part) {
+  __aicore__ inline void store(const Pass &pass, int64_t row, int64_t rows, int64_t c, int64_t columns, int32_t part) {
     const KernelData &d = call_.d;
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t at = pass.row0 + row + i, token = pass.first_token + at / schedule.row_heads();
-      const int64_t head = call_.absorbed() ? at % d.heads : pass.head;
-      const GlobalTensor<T> dst = call_.absorbed() ? call_.template buffer<T>(d.workspace.o_latent[part])[(head * d.num_tokens + token) * d.rank + c]
-                                                   : call_.template buffer<T>(d.workspace.o[part])[(token * d.heads + head) * d.d_v + c];
-      store_runs(dst, rounded_[i * columns_], 1, columns, 0);
+    const int64_t gap_blocks = (columns_ - align_up(columns, kFractal)) / kFractal, row0 = pass.row0 + row;
+    if (!call_.absorbed()) {
+      const int64_t ld = d.heads * d.d_v, offset = (pass.first_token + row0) * ld + pass.head * d.d_v + c;
+      store_runs(call_.template buffer<T>(d.workspace.o[part])[offset], rounded_, rows, columns, ld - columns, gap_blocks);
+      return;
+    }
+    const int64_t head_elements = d.num_tokens * d.rank;
+    for (int64_t at = 0; at < rows;) {  // rows of one token are heads that follow each other
+      const int64_t head = (row0 + at) % d.heads, token = pass.first_token + (row0 + at) / d.heads, run = smaller(rows - at, d.heads - head);
+      const GlobalTensor<T> dst = call_.template buffer<T>(d.workspace.o_latent[part])[head * head_elements + token * d.rank + c];
+      store_runs(dst, rounded_[at * columns_], run, columns, head_elements - columns, gap_blocks);
+      at += run;
     }
   }
 

@@ -22,6 +22,8 @@ constexpr int32_t kL0HalfBytes = 32 * 1024;  // L0A and L0B are used as two buff
 constexpr int32_t kL0CBytes = 256 * 1024;
 constexpr int32_t kUbBytes = 248 * 1024;
 constexpr int32_t kZeroColumns = 1024;
+constexpr int32_t kMostMatrixStride = 65535;  // elements between the matrices of one copy, in global memory
+constexpr int32_t kMostTileStride = 16384;    // .. and in L1
 constexpr int32_t kMostRepeats = 248;      // of a vector instruction, a multiple of 8 below 256
 
 // Flags between the AIC and both AIVs of a core, named producer_consumer_what; counters, so that one id serves all copies of a buffer.
@@ -80,6 +82,22 @@ __aicore__ inline void load_fractals(const LocalTensor<T> &tile, const GlobalTen
   params.dstNzC0Stride = static_cast<uint16_t>(tile_rows);
   params.dstNzNStride = 1;
   params.dstNzMatrixStride = 0;
+  AscendC::DataCopy(tile, source, params);
+}
+
+// Several such matrices, their tiles side by side.
+template <typename T>
+__aicore__ inline void load_matrices(const LocalTensor<T> &tile, const GlobalTensor<T> &source, int64_t count, int64_t distance, int64_t rows, int64_t columns,
+                                     int64_t ld, int64_t tile_rows) {
+  AscendC::Nd2NzParams params;
+  params.ndNum = static_cast<uint16_t>(count);
+  params.nValue = static_cast<uint16_t>(rows);
+  params.dValue = static_cast<uint32_t>(columns);
+  params.srcNdMatrixStride = static_cast<uint64_t>(distance);
+  params.srcDValue = static_cast<uint64_t>(ld);
+  params.dstNzC0Stride = static_cast<uint16_t>(tile_rows);
+  params.dstNzNStride = 1;
+  params.dstNzMatrixStride = static_cast<uint32_t>(columns * tile_rows);
   AscendC::DataCopy(tile, source, params);
 }
 

@@ -106,7 +106,7 @@ __aicore__ inline void output_project(const Call<T> &call) {
   const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
   if ASCEND_IS_AIC {
     const GlobalTensor<T> zeros = call.template buffer<T>(d.workspace.zeros);
-    GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, job.parts);
+    GemmCube<T> cube(cut.m_block, cut.n_block, job.parts);
     int32_t next = 0;
     for (int64_t i = AscendC::GetBlockIdx(); i < cut.items; i += d.cores)
       cube.run(PackedSource<T>{job, zeros, true}, VectorSink{result, &next}, cut.item(i, job.m, job.n), k);

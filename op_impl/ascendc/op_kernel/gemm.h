@@ -139,7 +139,10 @@ template <typename T>
 __aicore__ inline void load_packed(const LocalTensor<T> &tile, const GlobalTensor<T> &group, const GlobalTensor<T> &zeros, int64_t n_padded, int64_t k_all,
                                    int64_t n0, int64_t n, int64_t k0, int64_t k) {
   const int64_t tile_rows = align_up(k, kFractal);
-  for (int64_t at = n0; at < n0 + n;) {
+  const int64_t whole = n0 % kPanel == 0 ? n / kPanel : 0;  // panels that one copy brings, where their distances are in its range
+  const bool together = whole > 1 && kPanel * k_all <= kMostMatrixStride && kPanel * tile_rows <= kMostTileStride;
+  if (together) load_matrices(tile, group[n0 * k_all + k0 * kPanel], whole, kPanel * k_all, k, kPanel, kPanel, tile_rows);
+  for (int64_t at = together ? n0 + whole * kPanel : n0; at < n0 + n;) {
     const int64_t panel = at / kPanel * kPanel, width = smaller(kPanel, n_padded - panel);
     const int64_t end = smaller(panel + width, n0 + n);
     load_fractals(tile[(at - n0) * tile_rows], group[panel * k_all + k0 * width + (at - panel)], k, end - at, width, tile_rows);
@@ -197,7 +200,9 @@ __aicore__ inline void project(const Call<T> &call, const GemmJob<T> *jobs, int3
   const KernelData &d = call.d;
   const GlobalTensor<T> zeros = call.template buffer<T>(d.workspace.zeros);
   const int64_t width = block_columns(jobs, count, d.gemm_base_m, d.gemm_base_n, d.cores);
-  GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, jobs[0].parts);
+  int64_t m_block = kFractal;
+  for (int32_t i = 0; i < count; ++i) m_block = larger(m_block, smaller(d.gemm_base_m, align_up(jobs[i].m, kFractal)));
+  GemmCube<T> cube(m_block, width, jobs[0].parts);
   int64_t first = AscendC::GetBlockIdx();
   for (int32_t i = 0; i < count; ++i) {
     const GemmJob<T> &job = jobs[i];
