@@ -166,20 +166,28 @@ class AttentionCube {
   int32_t kv_ = 0, l0_ = 0, s_index_ = 0, out_ = 0, ub_out_ = 0;
 };
 
-// Scores of a tile are under way before P V of the tile before it: softmax has that time.
+// Scores run one tile ahead of P V, or two where the KV buffers last for it: softmax of one tile and P V of the one before it then meet on
+// the vector units, and the scores they wait for next are there already.
 template <typename T>
 __aicore__ inline void attend_cube(const Call<T> &call, const Schedule<T> &schedule) {
   AttentionCube<T> cube(call);
-  TileInFlight before;
+  const bool two_ahead = call.d.blocks.kv_buffers > 2;
+  TileInFlight before, long_before;
   schedule.for_core(AscendC::GetBlockIdx(), [&](const Segment &segment) {
     cube.load_query(segment.pass);
     for (int64_t t = segment.begin; t < segment.end; ++t) {
       const TileInFlight tile = cube.scores(segment.pass, t);
-      if (before.any) cube.output(before);
+      if (two_ahead) {
+        if (long_before.any) cube.output(long_before);
+        long_before = before;
+      } else if (before.any) {
+        cube.output(before);
+      }
       before = tile;
     }
     cube.drop_query();
   });
+  if (two_ahead && long_before.any) cube.output(long_before);
   if (before.any) cube.output(before);
   cube.finish();
 }

@@ -19,6 +19,7 @@ class AttentionVec {
   }
 
   __aicore__ inline void finish() {
+    add_outputs(kOutputTurns);
     for (int32_t i = 0; i < 2; ++i) {
       AscendC::WaitFlag<HardEvent::MTE3_V>(i);
       AscendC::WaitFlag<HardEvent::V_MTE2>(i);
@@ -67,6 +68,7 @@ class AttentionVec {
     if (first_limit(pass, t) < kv) mask(pass, t, s);
     scale_rows(s, ub_.scale_blocks[pass_], half, kv, kv);
     v_barrier();
+    add_outputs(1);
     reduce_rows<AscendC::ReduceType::MAX>(ub_.tile_max, ub_.part, s, half, kv, kv);
     AscendC::Max(ub_.tile_max, ub_.tile_max, top, n);
     v_barrier();
@@ -77,40 +79,52 @@ class AttentionVec {
     AscendC::Muls(top, ub_.tile_max, 1.0f, n);
     subtract_rows(s, ub_.blocks, half, kv, kv);
     v_barrier();
+    add_outputs(2);
     AscendC::Exp(s, s, static_cast<int32_t>(half * kv));
     spread(ub_.alpha_blocks[index_], ub_.alpha, half);
     AscendC::Mul(sum, sum, ub_.alpha, n);
     v_barrier();
+    add_outputs(3);
     reduce_rows<AscendC::ReduceType::SUM>(ub_.tile_max, ub_.part, s, half, kv, kv);
     AscendC::Add(sum, sum, ub_.tile_max, n);
     write_p(tile, s);
     AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);
+    add_outputs(kOutputTurns);
     kv_ = kv_ + 1 == s_.b.kv_buffers ? 0 : kv_ + 1;
     index_ ^= 1;
     return tile;
   }
 
-  // O = alpha O + P V; after the last tile of a segment the output leaves.
-  __aicore__ inline void output(const Segment &segment, const TileInFlight &tile, bool first) {
-    const int64_t half = tile.rows16 / 2;
-    if (first) {
-      AscendC::Duplicate(ub_.o, 0.0f, static_cast<int32_t>(half * s_.d_v16));
-      v_barrier();
-    }
-    for (int64_t c = 0; c < s_.d_v16; c += s_.b.pv_columns) {
-      const int64_t columns = smaller(s_.b.pv_columns, s_.d_v16 - c);
+  // P V of this tile is what comes next; `first`: no output of its segment has come before.
+  __aicore__ inline void expect_output(const Segment &segment, const TileInFlight &tile, bool first) {
+    coming_segment_ = segment;
+    coming_ = tile;
+    column_ = 0;
+    if (!first) return;
+    AscendC::Duplicate(ub_.o, 0.0f, static_cast<int32_t>(tile.rows16 / 2 * s_.d_v16));
+    v_barrier();
+  }
+
+  // O = alpha O + P V, in turns between the steps of the next softmax: the cube never waits long for a buffer, nor the vector unit for a
+  // column block. After the last tile of a segment the output leaves.
+  __aicore__ inline void add_outputs(int64_t turn) {
+    if (!coming_.any) return;
+    const int64_t half = coming_.rows16 / 2, blocks = ceil_div(s_.d_v16, s_.b.pv_columns), until = blocks * turn / kOutputTurns;
+    for (; column_ < until * s_.b.pv_columns && column_ < s_.d_v16; column_ += s_.b.pv_columns) {
+      const int64_t columns = smaller(s_.b.pv_columns, s_.d_v16 - column_);
       const LocalTensor<float> &pv = ub_.pv[out_];
       AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_V>(FIX_V_PV);
       for_columns(columns, [&](int64_t at, int64_t n) {
-        AscendC::FusedMulAdd(ub_.o[c + at], ub_.alpha_blocks[tile.tile], pv[at], static_cast<uint64_t>(n), static_cast<uint8_t>(half),
+        AscendC::FusedMulAdd(ub_.o[column_ + at], ub_.alpha_blocks[coming_.tile], pv[at], static_cast<uint64_t>(n), static_cast<uint8_t>(half),
                              AscendC::BinaryRepeatParams(1, 0, 1, static_cast<uint8_t>(s_.d_v16 / kFloatsOfBlock), 1,
                                                          static_cast<uint8_t>(s_.b.pv_columns / kFloatsOfBlock)));
       });
       v_barrier();
-      if (tile.last && c + columns == s_.d_v16) leave(segment, tile);
+      if (coming_.last && column_ + columns == s_.d_v16) leave(coming_segment_, coming_);
       AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_PV_FREE);
       out_ = out_ + 1 == s_.b.ub_out_buffers ? 0 : out_ + 1;
     }
+    if (turn == kOutputTurns) coming_.any = false;
   }
 
  private:
@@ -240,6 +254,7 @@ class AttentionVec {
   }
 
   static constexpr int32_t kLeave = 2;  // events: copies of P come first
+  static constexpr int64_t kOutputTurns = 4;
 
   const Call<T> &call_;
   const Schedule<T> &schedule_;
@@ -247,25 +262,21 @@ class AttentionVec {
   const AttentionL1<T> l1_;
   const AttentionUb<T> ub_;
   int32_t pass_ = 0, index_ = 0, out_ = 0, kv_ = 0;
+  Segment coming_segment_;
+  TileInFlight coming_;  // whose P V comes
+  int64_t column_ = 0;   // of it, up to which it has been added
 };
 
 template <typename T>
 __aicore__ inline void attend_vec(const Call<T> &call, const Schedule<T> &schedule) {
   AttentionVec<T> vec(call, schedule);
-  TileInFlight before;
-  Segment segment_before;
-  bool first = true;
   schedule.for_core(AscendC::GetBlockIdx() / 2, [&](const Segment &segment) {
     vec.begin(segment.pass);
     for (int64_t t = segment.begin; t < segment.end; ++t) {
       const TileInFlight tile = vec.softmax(segment, t);
-      if (before.any) vec.output(segment_before, before, first);
-      first = t == segment.begin;
-      segment_before = segment;
-      before = tile;
+      vec.expect_output(segment, tile, t == segment.begin);
     }
   });
-  if (before.any) vec.output(segment_before, before, first);
   vec.finish();
 }
 
