@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kFractal = 16;
 constexpr int32_t kKvTiles[] = {256, 128, 64, 32, 16};
 constexpr int32_t kRows[] = {128, 96, 64, 48, 32, 16};
+// Copies of columns of P V in UB and in L0C: with three the vector units work on one while one comes and the third goes back.
+constexpr std::pair<int32_t, int32_t> kOutputCopies[] = {{3, 4}, {2, 4}, {2, 2}, {1, 2}, {1, 1}};
 constexpr int64_t kTilesOfASplit = 4;  // below, filling the pipeline and merging outweigh the idle core
 
 int64_t fractals(int64_t n) { return align_up(n, kFractal); }
@@ -93,15 +95,15 @@ Choice best_variant(const Problem& p, const PassShape& s, const Machine& m, int3
   for (int32_t kv_buffers : {4, 3, 2}) {
     if (only_buffers != 0 && kv_buffers != only_buffers) continue;
     for (int64_t parts : {1, 2, 4, 8}) {
-      for (int32_t copies : {3, 2, 1, 0}) {  // bits: two copies in UB, two in L0C
+      for (const auto& [ub_copies, l0c_copies] : kOutputCopies) {
         AscendBlocks b{};
         b.rows = rows;
         b.kv_tile = kv_tile;
         b.kv_buffers = kv_buffers;
         b.p_in_rope = s.v_is_k && rows <= s.d_rope;
         b.pv_columns = static_cast<int32_t>(fractals(ceil_div(s.d_v, parts)));
-        b.l0c_out_buffers = 1 + (copies & 1);
-        b.ub_out_buffers = 1 + (copies >> 1);
+        b.l0c_out_buffers = l0c_copies;
+        b.ub_out_buffers = ub_copies;
         fill_l0_steps(s, m, &b);
         if (!pass_fits(s, b, m)) continue;
         PassCost cost = pass_cost(p, s, b, m);

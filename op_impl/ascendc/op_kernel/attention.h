@@ -8,6 +8,8 @@ namespace flashmla {
 
 constexpr float kLowest = -3.0e38f;  // a maximum before any key; finite, for -inf - (-inf) is NaN
 constexpr int32_t kMostKvBuffers = 4;
+constexpr int32_t kMostUbBuffers = 3;      // of P V
+constexpr int32_t kMostL0CBuffers = 4;
 constexpr int32_t kLeastPvColumns = 32;  // an output leaves through a P V buffer, half of whose columns as float32 and rounded at a time
 
 template <typename T>
@@ -55,7 +57,7 @@ template <typename T>
 struct AttentionUb {
   LocalTensor<float> scores[2];  // [half, kv_tile]
   LocalTensor<T> p[2];           // fractals [kv_tile / 16][half][16]
-  LocalTensor<float> pv[2];      // [half, pv_columns]
+  LocalTensor<float> pv[kMostUbBuffers];  // [half, pv_columns]
   LocalTensor<float> o;          // [half, d_v16]
   LocalTensor<float> top[2], sum[2], row_scale[2];  // [half] of the pass and of the one before
   LocalTensor<float> scale_blocks[2], alpha_blocks[2];
@@ -67,13 +69,13 @@ struct AttentionUb {
     for (int32_t i = 0; i < 2; ++i) {
       scores[i] = ub.take<float>(half * s.b.kv_tile);
       p[i] = ub.take<T>(half * s.b.kv_tile);
-      if (i < s.b.ub_out_buffers) pv[i] = ub.take<float>(half * larger(s.b.pv_columns, kLeastPvColumns));
       top[i] = ub.take<float>(half);
       sum[i] = ub.take<float>(half);
       row_scale[i] = ub.take<float>(half);
       scale_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
       alpha_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
     }
+    for (int32_t i = 0; i < s.b.ub_out_buffers; ++i) pv[i] = ub.take<float>(half * larger(s.b.pv_columns, kLeastPvColumns));
     o = ub.take<float>(half * s.d_v16);
     alpha = ub.take<float>(half);
     part = ub.take<float>(half);

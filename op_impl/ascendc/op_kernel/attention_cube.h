@@ -162,7 +162,7 @@ class AttentionCube {
   const GlobalTensor<T> zeros_;
   const int64_t parts_;
   LocalTensor<T> l0a_[2], l0b_[2];
-  LocalTensor<float> scores_[2], pv_[2];
+  LocalTensor<float> scores_[2], pv_[kMostL0CBuffers];
   int32_t kv_ = 0, l0_ = 0, s_index_ = 0, out_ = 0, ub_out_ = 0;
 };
 
