@@ -21,11 +21,7 @@ __aicore__ inline void prolog(const Call<T> &call) {
   if (d.hidden % kFractal != 0) next_stage();  // the first product needs the zeros already
   project_hidden(call);
   next_stage();
-  if ASCEND_IS_AIV {
-    append(call);
-    AscendC::PipeBarrier<PIPE_ALL>();
-    if (d.q_rank > 0) norm_query(call);
-  }
+  if ASCEND_IS_AIV { norm_and_append(call); }
   next_stage();
   project_query(call);
   next_stage();

@@ -92,9 +92,8 @@ struct NormBuffers {
 
 // q_a = norm(x W_qa + bias) * q_lora_scale.
 template <typename T>
-__aicore__ inline void norm_query(const Call<T> &call) {
+__aicore__ inline void norm_query(const Call<T> &call, const Share &share) {
   const KernelData &d = call.d;
-  const Share share(d.num_tokens, d.cores);
   if (share.begin == share.end) return;
   const int64_t ld = call.ld_q_a(), batch = norm_rows(ld);
   Region ub(TPosition::VECCALC);
@@ -127,9 +126,8 @@ __aicore__ inline void norm_query(const Call<T> &call) {
 
 // The cache rows of the new tokens: [norm(c) * scale | rope(k_pe)].
 template <typename T>
-__aicore__ inline void append(const Call<T> &call) {
+__aicore__ inline void append(const Call<T> &call, const Share &share) {
   const KernelData &d = call.d;
-  const Share share(d.num_tokens, d.cores);
   if (share.begin == share.end) return;
   const int64_t ld = call.ld_kv(), batch = norm_rows(ld), half = d.d_r / 2, pitch = rope_pitch(half), width = d.rank + d.d_r;
   const int64_t gap_blocks = (pitch - align_up(half, kFloatsOfBlock)) / kFloatsOfBlock;
@@ -188,6 +186,23 @@ __aicore__ inline void append(const Call<T> &call) {
     hand_over<HardEvent::MTE3_V>();
     hand_over<HardEvent::V_MTE2>();
   }
+}
+
+// Both norms. Of few tokens each AIV of a core takes one, for what they wait for is the way to memory; of many, all tokens are shared twice.
+template <typename T>
+__aicore__ inline void norm_and_append(const Call<T> &call) {
+  const KernelData &d = call.d;
+  if (d.q_rank > 0 && d.num_tokens <= 2 * d.cores) {
+    const Share share = Share::of_core(d.num_tokens, d.cores);
+    if (AscendC::GetSubBlockIdx() == 0) append(call, share);
+    else norm_query(call, share);
+    return;
+  }
+  const Share share(d.num_tokens, d.cores);
+  append(call, share);
+  if (d.q_rank == 0) return;
+  AscendC::PipeBarrier<PIPE_ALL>();
+  norm_query(call, share);
 }
 
 }  // namespace flashmla

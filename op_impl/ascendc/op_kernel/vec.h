@@ -205,6 +205,14 @@ struct Share {
     begin = count * own / parts;
     end = count * (own + 1) / parts;
   }
+  // .. where one AIV of every core takes part.
+  static __aicore__ inline Share of_core(int64_t count, int64_t cores) {
+    Share share(0, cores);
+    const int64_t core = AscendC::GetBlockIdx() / 2;
+    share.begin = count * core / cores;
+    share.end = count * (core + 1) / cores;
+    return share;
+  }
 };
 
 }  // namespace flashmla

@@ -17,7 +17,8 @@ void twin_nd2nz(const TwinLocal& dst, int64_t src, const Nd2NzParams& p, const S
   if (p.ndNum == 0 || p.nValue == 0 || p.dValue == 0) return;
   require_core(engine, true, site);
   require_path(dst.space == twin::kL1, "GM", twin::space_name(dst.space), site);
-  twin::require(p.ndNum == 1, Fault::kIllegal, site, "the twin knows ndNum 1 only");
+  twin::require(p.ndNum <= 4095 && (p.ndNum == 1 || (p.srcNdMatrixStride <= 65535 && p.dstNzMatrixStride <= 16384)), Fault::kIllegal, site,
+                "the number of matrices or their distance is out of its range");
   twin::require(p.dstNzNStride == 1, Fault::kIllegal, site, "the twin knows dstNzNStride 1 only");
   twin::require(p.nValue <= 16384 && p.dValue <= 65535 && p.srcDValue >= 1 && p.srcDValue <= 65535 && p.dstNzC0Stride >= 1 && p.dstNzC0Stride <= 16384, Fault::kIllegal, site,
                 "a parameter is out of its range");
@@ -25,19 +26,28 @@ void twin_nd2nz(const TwinLocal& dst, int64_t src, const Nd2NzParams& p, const S
   const int64_t element = dst.element, c0 = 32 / element;
   const int64_t rows = p.nValue, columns = p.dValue, blocks = (columns + c0 - 1) / c0, block_stride = int64_t{p.dstNzC0Stride} * 32;
   twin::require(blocks == 1 || p.dstNzC0Stride >= rows, Fault::kLayout, site, "dstNzC0Stride is smaller than the number of rows: column blocks overlap");
-  require_inside(dst, (blocks - 1) * block_stride + rows * 32, site);
-  const Span to = {dst.address, rows * 32, blocks, block_stride};
-  const Span from = {src, columns * element, rows, int64_t(p.srcDValue) * element};
-  const Layout layout = {LayoutKind::kNZ, blocks > 1 ? static_cast<uint32_t>(block_stride) : 0};
+  const int64_t matrices = p.ndNum, to_matrix = int64_t(p.dstNzMatrixStride) * element, from_matrix = int64_t(p.srcNdMatrixStride) * element;
+  twin::require(matrices == 1 || (to_matrix >= blocks * block_stride && to_matrix % 32 == 0), Fault::kLayout, site, "the matrices overlap in L1");
+  require_inside(dst, (matrices - 1) * to_matrix + (blocks - 1) * block_stride + rows * 32, site);
+  // Matrices side by side are one tile of more columns.
+  const bool side_by_side = matrices > 1 && to_matrix == blocks * block_stride;
+  const Layout layout = {LayoutKind::kNZ, blocks > 1 || side_by_side ? static_cast<uint32_t>(block_stride) : 0};
+  std::vector<Access> accesses;
+  for (int64_t i = 0; i < matrices; ++i) {
+    accesses.push_back({twin::kGM, 0, false, {src + i * from_matrix, columns * element, rows, int64_t(p.srcDValue) * element}, {}});
+    accesses.push_back({twin::kL1, twin::kAIC, true, {dst.address + i * to_matrix, rows * 32, blocks, block_stride}, layout});
+  }
   uint8_t* data = engine.memory(twin::kL1, twin::kAIC) + dst.address;
-  engine.issue(twin::kMTE2, site, engine.cost().gm_copy(), {{twin::kGM, 0, false, from, {}}, {twin::kL1, twin::kAIC, true, to, layout}}, [=] {
-    for (int64_t n = 0; n < rows; ++n) {
-      const uint8_t* row = reinterpret_cast<const uint8_t*>(src) + n * p.srcDValue * element;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t bytes = std::min<int64_t>(32, columns * element - b * 32);
-        uint8_t* out = data + b * block_stride + n * 32;
-        std::memcpy(out, row + b * 32, bytes);
-        std::memset(out + bytes, 0, 32 - bytes);
+  engine.issue(twin::kMTE2, site, engine.cost().gm_copy(), std::move(accesses), [=] {
+    for (int64_t i = 0; i < matrices; ++i) {
+      for (int64_t n = 0; n < rows; ++n) {
+        const uint8_t* row = reinterpret_cast<const uint8_t*>(src) + i * from_matrix + n * p.srcDValue * element;
+        for (int64_t b = 0; b < blocks; ++b) {
+          const int64_t bytes = std::min<int64_t>(32, columns * element - b * 32);
+          uint8_t* out = data + i * to_matrix + b * block_stride + n * 32;
+          std::memcpy(out, row + b * 32, bytes);
+          std::memset(out + bytes, 0, 32 - bytes);
+        }
       }
     }
   });
