@@ -5,14 +5,14 @@
 
 namespace flashmla {
 
-constexpr int64_t kCombineRows = 16;
+constexpr int64_t kCombineRows = 32;
 
 template <typename T>
 class Combine {
  public:
   __aicore__ inline explicit Combine(const Call<T> &call) : call_(call), s_(call) {
     Region ub(TPosition::VECCALC);
-    columns_ = smaller(s_.d_v16, 1024);
+    columns_ = smaller(s_.d_v16, 512);
     sum_ = ub.take<float>(kCombineRows * columns_);
     part_ = ub.take<float>(kCombineRows * columns_);
     rounded_ = ub.take<T>(kCombineRows * columns_);

@@ -126,7 +126,7 @@ template <typename T>
 __aicore__ inline void prepare_queries(const Call<T> &call) {
   const KernelData &d = call.d;
   const int64_t ld = call.ld_latent();
-  const int64_t rows = clamp(align_down(12288 / ld, kFloatsOfBlock), kFloatsOfBlock, 32);
+  const int64_t rows = clamp(align_down(16384 / ld, kFloatsOfBlock), kFloatsOfBlock, 32);
   Region ub(TPosition::VECCALC);
   QueryRope<T> rope(call, ub, rows);
   const LocalTensor<float> x = ub.take<float>(rows * ld), magnitude = ub.take<float>(rows * larger(ld, rope.pitch()));
