@@ -6,11 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import ms_flashmla as fm
-import mindspore as ms
 from cases import FULL, ODD, VARIANTS, LayerCase
 from driver import Driver
 
@@ -50,11 +47,10 @@ def test_variant(case):
     serve(Driver(case))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rope", [{}, FULL], ids=["decoupled", "full"])
-@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 63, 65, 127, 128, 129, 257])
-def test_tails_of_every_tile(tokens, rope, dtype):
-    run = Driver(in_dtype(LayerCase("tails", rope), dtype))
+@pytest.mark.parametrize("tokens", [1, 16, 17, 127, 129, 257])
+def test_tails_of_every_tile(tokens, rope):
+    run = Driver(in_dtype(LayerCase("tails", rope), "float16"))
     run.step([tokens])
     run.step([1])
     run.step([5])

@@ -299,10 +299,7 @@ RunReport Engine::run(const std::function<void()>& kernel) {
       for (const auto& wait : state.times.waits) sum.waits[wait.first] += wait.second;
     }
   }
-  for (const auto& entry : gm_.tensors()) {
-    const GmTensor& t = *entry.second;
-    report_.traffic.push_back({t.name, t.role == Role::kWorkspace, t.read_bytes, t.written_bytes, t.hit_bytes});
-  }
+  for (const GmTensor* t : gm_.tensors()) report_.traffic.push_back({t->name, t->role == Role::kWorkspace, t->read_bytes, t->written_bytes, t->hit_bytes});
   g_current = nullptr;
   return std::move(report_);
 }

@@ -11,7 +11,9 @@ void GlobalMemory::add(const std::string& name, Role role, const void* data, int
   const int64_t start = reinterpret_cast<int64_t>(data);
   std::unique_ptr<GmTensor> tensor(new GmTensor{name, role, start, bytes, Shadow("GM tensor " + name, namer), {}, 0, 0, 0});
   tensor->lines.assign(bytes / kLine + 2, -1);
-  tensors_[start] = std::move(tensor);
+  // One buffer may come in as two inputs, such as hidden_states that are the residual too.
+  const bool added = tensors_.emplace(start, std::move(tensor)).second;
+  if (added) in_order_.push_back(tensors_[start].get());
 }
 
 GmTensor* GlobalMemory::nearest(int64_t address) {

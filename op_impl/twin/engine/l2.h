@@ -37,7 +37,7 @@ class GlobalMemory {
   int64_t read(GmTensor* tensor, int64_t address, int64_t bytes);
   int64_t write(GmTensor* tensor, int64_t address, int64_t bytes);
 
-  const std::map<int64_t, std::unique_ptr<GmTensor>>& tensors() const { return tensors_; }
+  const std::vector<const GmTensor*>& tensors() const { return in_order_; }  // as they were added
 
   static constexpr int64_t kLine = 512;
 
@@ -52,7 +52,8 @@ class GlobalMemory {
   void unlink(int32_t slot);
   void link_newest(int32_t slot);
 
-  std::map<int64_t, std::unique_ptr<GmTensor>> tensors_;
+  std::map<int64_t, std::unique_ptr<GmTensor>> tensors_;  // by address
+  std::vector<const GmTensor*> in_order_;
   std::vector<Slot> slots_;
   int32_t used_ = 0, newest_ = -1, oldest_ = -1;
 };
