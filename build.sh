@@ -30,6 +30,7 @@ shared_sources=(
   tiling/tiling_c_api.cc
   tiling/tune.cc
   op_impl/cpu/thread_pool.cc
+  op_impl/cpu/huge_pages.cc
   op_impl/cpu/check.cc
   op_impl/cpu/ms_aot.cc
   op_impl/cpu/stored_attrs.cc
@@ -37,7 +38,6 @@ shared_sources=(
 )
 cpu_sources=(
   op_impl/cpu/scratch.cc
-  op_impl/cpu/huge_pages.cc
   op_impl/cpu/dispatch.cc
   op_impl/cpu/isa_generic.cc
   op_impl/cpu/isa_avx2.cc
