@@ -29,7 +29,9 @@ void fill(const Problem& p, Call* call) {
   LayerArgs& a = call->args;
   const int64_t pages = int_math::ceil_div(p.s_kv, int64_t{p.block_size}), blocks = p.batch * pages, width = p.kv_lora_rank + p.qk_rope_head_dim;
   const int64_t heads = p.num_heads, d_n = p.qk_nope_head_dim, d_r = p.qk_rope_head_dim, hidden = p.hidden_size, k_q = p.q_lora_rank > 0 ? p.q_lora_rank : hidden;
-  a.attrs = {heads, p.kv_lora_rank, d_n, d_r, p.v_head_dim, p.q_lora_rank, p.rope_mode, 1e-6f, 1e-6f, 1.0f, 1.0f, 0.1f, 0, 0};
+  FlashMLAAttrs& t = a.attrs;
+  t.num_heads = heads, t.kv_lora_rank = p.kv_lora_rank, t.qk_nope_head_dim = d_n, t.qk_rope_head_dim = d_r, t.v_head_dim = p.v_head_dim;
+  t.q_lora_rank = p.q_lora_rank, t.rope_mode = p.rope_mode, t.q_norm_eps = t.kv_norm_eps = 1e-6f, t.q_lora_scale = t.kv_lora_scale = 1.0f, t.softmax_scale = 0.1f;
   a.problem = p;
   a.num_tokens = p.batch * p.s_q;
   a.hidden_size = hidden;

@@ -66,7 +66,9 @@ void run(const Case& c, std::FILE* file) {
     }
   }
   auto storage = [](std::vector<half>& t, bool present = true) { return Storage{present ? t.data() : nullptr, present ? kFloat16 : kFloat32}; };
-  a.attrs = {c.heads, c.rank, c.d_n, c.d_r, c.d_v, c.q_rank, c.rope_mode, 1e-6f, 1e-6f, 1.25f, 0.75f, 1.0f / std::sqrt(float(c.d_n + c.d_r)), 0, 0};
+  FlashMLAAttrs& t = a.attrs;
+  t.num_heads = c.heads, t.kv_lora_rank = c.rank, t.qk_nope_head_dim = c.d_n, t.qk_rope_head_dim = c.d_r, t.v_head_dim = c.d_v, t.q_lora_rank = c.q_rank, t.rope_mode = c.rope_mode;
+  t.q_norm_eps = t.kv_norm_eps = 1e-6f, t.q_lora_scale = 1.25f, t.kv_lora_scale = 0.75f, t.softmax_scale = 1.0f / std::sqrt(float(c.d_n + c.d_r));
   a.num_tokens = tokens;
   a.hidden_size = c.hidden;
   a.hidden = storage(hidden);
@@ -79,8 +81,8 @@ void run(const Case& c, std::FILE* file) {
   a.b_kv_a = storage(b_kv_a, c.extras), a.b_o = storage(b_o, c.extras), a.residual = storage(residual, c.extras), a.out = storage(out);
   a.problem = {c.hidden, c.heads, 1, c.q_rank, c.rank, c.d_n, c.d_r, c.d_v, c.rope_mode, kFloat16, kFloat16, kFloat16, c.page, batch, 1, longest};
   twin_flash_mla(a, *find_machine("ascend950pr_950z"), twin::Options());
-  for (const std::vector<half>* t : {&out, &cache}) {
-    for (half x : *t) {
+  for (const std::vector<half>* values : {&out, &cache}) {
+    for (half x : *values) {
       const float wide = x;
       std::fwrite(&wide, 4, 1, file);
     }
