@@ -61,7 +61,7 @@ def test_trace_and_plot(tmp_path):
 
 
 @pytest.mark.parametrize("options, words", [
-    (["--machine", "cpu_avx512"], "machine"), (["--dtype", "fp32"], "dtype|float32"), (["--scale", "speed=2"], "speed"), (["--heads", "0"], "num_heads|heads")])
+    (["--machine", "cpu_avx512"], "machine"), (["--dtype", "fp32"], "float16 or bfloat16"), (["--scale", "speed=2"], "speed"), (["--heads", "0"], "num_heads|heads")])
 def test_errors_name_the_option(options, words, capsys):
     assert cli.main(["profile", *SHAPE, *options]) == 2
     import re
