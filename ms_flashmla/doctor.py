@@ -78,7 +78,7 @@ def report():
         "library_built": library is not None and os.path.exists(library),
         "isa": _ask(_lib.isa, problems),
         "threads": _ask(_lib.num_threads, problems),
-        "pynative_library": None if mindspore is None else pynative.find(),
+        "pynative_library": None if mindspore is None or library is None else pynative.find(),
         "implementation": os.environ.get("MS_FLASHMLA_IMPL", "cpu"),
         "compiler": shutil.which(os.environ.get("CXX", "g++")),
         "cann": cann_home(),
