@@ -146,11 +146,12 @@ class MLALayer(_FusedMLA):
 
     def _call_directly(self, batch, residual):
         """The call with its host check through pynative.py; None where that cannot be."""
-        direct = (self.op if residual is None else self.op_residual).direct
+        op = self.op if residual is None else self.op_residual
+        direct = op.direct
         if direct is None:
             return None
         weights_in_order = (self.rope_table, *(self._params.get(name) for name in _WEIGHTS))
-        return pynative.module().call_layer(direct, pynative.batch_check(), batch, weights_in_order, residual, *self._limits)
+        return pynative.module().call_layer(direct, pynative.batch_check(op.implementation), batch, weights_in_order, residual, *self._limits)
 
     def _check_tensors(self, hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual):
         """What shapes and dtypes tell. A call like the one before, as the steps of a decode are, is known to be right."""

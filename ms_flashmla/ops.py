@@ -31,8 +31,8 @@ def _registration(name, target="CPU"):
 
 
 @functools.lru_cache(maxsize=None)
-def _direct(name, attributes):
-    return pynative.operator(name, attributes)
+def _direct(implementation, name, attributes):
+    return pynative.operator(implementation, name, attributes)
 
 
 class _Operator(ms_ops.Custom):
@@ -47,7 +47,8 @@ class _Operator(ms_ops.Custom):
                 raise RuntimeError(f"device_target Ascend: {name} is not in the Ascend package; use device_target 'CPU'")
             super().__init__(f"aclnn{name}", out_shape=lambda *shapes: shapes[like], out_dtype=lambda *dtypes: dtypes[like], func_type="aot",
                              reg_info=_registration(name, "Ascend"))
-        self._key = None if path is None else (name, attributes)
+        self.implementation = _lib.implementation()  # the library that it was made for, whatever the environment says later
+        self._key = None if path is None else (self.implementation, name, attributes)
 
     @property
     def direct(self):

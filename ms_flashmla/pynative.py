@@ -99,18 +99,19 @@ def module():
         return None
 
 
-def _address(name):
-    return ctypes.cast(getattr(_lib.library(), name), ctypes.c_void_p).value
+def _address(library, name):
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 
 
 @functools.lru_cache(maxsize=None)
-def batch_check():
-    """The host check of a layer call as the library's call_layer takes it."""
-    return module().BatchCheck(_address("fm_check_batch"), _address("fm_last_error"))
+def batch_check(implementation):
+    """The host check of a layer call as the library's call_layer takes it; implementation: "cpu" or "twin"."""
+    library = _lib.load(implementation)
+    return module().BatchCheck(_address(library, "fm_check_batch"), _address(library, "fm_last_error"))
 
 
-def operator(name, attributes):
-    """A callable for operator `name` with ((attribute, value), ...), or None without the library.
+def operator(implementation, name, attributes):
+    """A callable for operator `name` of the "cpu" or "twin" library with ((attribute, value), ...), or None without the library for PyNative calls.
 
     It takes the operator's inputs in order, None for an absent one, and returns its output or a tuple of them; None when gradients are
     recorded, which the operators do not give. What the kernel refuses is a RuntimeError, from the call or, where the framework still
@@ -118,9 +119,9 @@ def operator(name, attributes):
     """
     if module() is None:
         return None
-    proto = _lib.proto(name)
+    library, proto = _lib.load(implementation), _lib.proto(name)
     names = (ctypes.c_char_p * len(attributes))(*(key.encode() for key, _ in attributes))
     values = (ctypes.c_double * len(attributes))(*(value for _, value in attributes))
-    extra = _lib.library().fm_new_attrs(names, values, len(attributes))
-    return module().Operator(name, _address(name), _address(f"{name}InferShape"), _address(f"{name}InferType"), extra, len(proto["inputs"]),
-                             len(proto["outputs"]))
+    extra = library.fm_new_attrs(names, values, len(attributes))
+    return module().Operator(name, _address(library, name), _address(library, f"{name}InferShape"), _address(library, f"{name}InferType"), extra,
+                             len(proto["inputs"]), len(proto["outputs"]))
