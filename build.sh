@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every entry of the project. Each one does its own set-up from a fresh machine (python 3.9 or newer, g++) and repeats no work that is done.
+# Every entry of the project. Each one does its own set-up from a fresh machine (python 3.10 to 3.12, g++) and repeats no work that is done.
 #
 # Settings by environment:
 #   FLASHMLA_PYTHON     interpreter to use as it is, instead of .venv (setup.py passes its own)
@@ -102,14 +102,14 @@ TEXT
 }
 
 # A python by this name may be a launcher without an interpreter behind it: only running it tells.
-python_at_least_39() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1; }
+usable_python() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' >/dev/null 2>&1; }  # what the pinned packages and MindSpore take
 
 find_python() {
   local name
-  for name in python3.11 python3.12 python3.10 python3.9 python3 python; do
-    if python_at_least_39 "$name"; then command -v "$name"; return; fi
+  for name in python3.11 python3.12 python3.10 python3 python; do
+    if usable_python "$name"; then command -v "$name"; return; fi
   done
-  fail "no python 3.9 or newer found (tried python3.11, 3.12, 3.10, 3.9, python3, python)"
+  fail "no python 3.10 to 3.12 found (tried python3.11, python3.12, python3.10, python3, python)"
 }
 
 make_venv() {  # Debian splits ensurepip off into python3-venv: without it the pip of the interpreter itself serves.
