@@ -24,6 +24,14 @@ Shape infer_flash_mla_shape(const Shape &hidden_states);
 std::vector<Shape> infer_flash_mla_with_kvcache_shape(const Shape &q, int64_t head_dim_v);
 std::vector<Shape> infer_merge_attention_states_shape(const Shape &out_a, const Shape &lse_a);
 
+// The outputs' dtypes from the inputs', in the framework's own numbers: they pass through, and float32's is handed in.
+template <typename Type>
+Type infer_flash_mla_dtype(const std::vector<Type> &inputs) { return inputs[0]; }
+template <typename Type>
+std::vector<Type> infer_flash_mla_with_kvcache_dtype(const std::vector<Type> &inputs, Type float32) { return {inputs[0], float32}; }
+template <typename Type>
+std::vector<Type> infer_merge_attention_states_dtype(const std::vector<Type> &inputs, Type float32) { return {inputs[0], float32}; }
+
 // Every argument's rank, shape and dtype, all dimensions known. "" when legal, else the text of the error.
 std::string check_flash_mla(const std::vector<TensorDesc> &inputs, const FlashMLAAttrs &attrs);
 std::string check_flash_mla_with_kvcache(const std::vector<TensorDesc> &inputs, const FlashMLAWithKVCacheAttrs &attrs);

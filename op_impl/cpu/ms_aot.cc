@@ -215,7 +215,7 @@ FLASHMLA_EXPORT int FlashMLAInit(int *, int64_t **, const char **, AotExtra *) {
 FLASHMLA_EXPORT Shape FlashMLAInferShape(int *ndims, int64_t **shapes, AotExtra *) {
   return flashmla::infer_flash_mla_shape(Shape(shapes[0], shapes[0] + ndims[0]));
 }
-FLASHMLA_EXPORT flashmla::TypeId FlashMLAInferType(Types types, AotExtra *) { return types[0]; }
+FLASHMLA_EXPORT flashmla::TypeId FlashMLAInferType(Types types, AotExtra *) { return flashmla::infer_flash_mla_dtype(types); }
 
 FLASHMLA_EXPORT int FlashMLAWithKVCache(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes, void *, void *extra) {
   return flashmla::guarded([&] { flashmla::run_with_kvcache({count, data, ndims, shapes, dtypes}, static_cast<AotExtra *>(extra)); });
@@ -224,7 +224,9 @@ FLASHMLA_EXPORT int FlashMLAWithKVCacheInit(int *, int64_t **, const char **, Ao
 FLASHMLA_EXPORT std::vector<Shape> FlashMLAWithKVCacheInferShape(int *ndims, int64_t **shapes, AotExtra *extra) {
   return flashmla::infer_flash_mla_with_kvcache_shape(Shape(shapes[0], shapes[0] + ndims[0]), extra->GetAttrInt("head_dim_v"));
 }
-FLASHMLA_EXPORT Types FlashMLAWithKVCacheInferType(Types types, AotExtra *) { return {types[0], flashmla::kTypeFloat32}; }
+FLASHMLA_EXPORT Types FlashMLAWithKVCacheInferType(Types types, AotExtra *) {
+  return flashmla::infer_flash_mla_with_kvcache_dtype(types, flashmla::kTypeFloat32);
+}
 
 FLASHMLA_EXPORT int MergeAttentionStates(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes, void *, void *) {
   return flashmla::guarded([&] { flashmla::run_merge({count, data, ndims, shapes, dtypes}); });
@@ -233,4 +235,6 @@ FLASHMLA_EXPORT int MergeAttentionStatesInit(int *, int64_t **, const char **, A
 FLASHMLA_EXPORT std::vector<Shape> MergeAttentionStatesInferShape(int *ndims, int64_t **shapes, AotExtra *) {
   return flashmla::infer_merge_attention_states_shape(Shape(shapes[0], shapes[0] + ndims[0]), Shape(shapes[1], shapes[1] + ndims[1]));
 }
-FLASHMLA_EXPORT Types MergeAttentionStatesInferType(Types types, AotExtra *) { return {types[0], flashmla::kTypeFloat32}; }
+FLASHMLA_EXPORT Types MergeAttentionStatesInferType(Types types, AotExtra *) {
+  return flashmla::infer_merge_attention_states_dtype(types, flashmla::kTypeFloat32);
+}
