@@ -4,6 +4,7 @@
 #include "op_impl/cpu/online_softmax-inl.h"
 #include "op_impl/cpu/qk-inl.h"
 #include "op_impl/cpu/register_block-inl.h"
+#include "tiling/tiles.h"
 
 namespace flashmla {
 namespace FLASHMLA_NS {
@@ -26,16 +27,18 @@ static void pv_masked(const RowChunk &c, const KvTile &tile, int64_t first, int6
   }
 }
 
-// Attends the chunk's rows to keys [begin, end). tiles.load(first, n) gives a tile as float32 rows; what tiles.in_qk() and
-// tiles.in_pv() give rides along, and tiles.finish() does what is left of it.
+// Attends the chunk's rows to keys [begin, end): where tiles begin and end and which of them cross the diagonal is decided by
+// tiling/tiles.h. tiles.load(first, n) gives a tile as float32 rows; what tiles.in_qk() and tiles.in_pv() give rides along, and
+// tiles.finish() does what is left of it.
 template <typename Tiles>
 static void attend(RowChunk &c, int64_t begin, int64_t end, int64_t kv_tile, Tiles &tiles) {
-  if (end > c.max_limit) end = c.max_limit;
-  for (int64_t first = begin; first < end; first += kv_tile) {
-    const int64_t n = end - first < kv_tile ? end - first : kv_tile;
+  const CausalRange keys = causal_range({begin, end - begin}, c.min_limit - 1, c.max_limit - 1);
+  const int64_t length = keys.end - keys.start, count = tile_count(length, kv_tile);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto [first, n] = tile_at(keys.start, length, kv_tile, i);
     const KvTile tile = tiles.load(first, n);
     qk(c, tile, n, tiles.in_qk());
-    const bool masked = first + n > c.min_limit;
+    const bool masked = first + n > keys.unmasked_end;
     if (masked) mask_scores(c, first, n);
     if (c.unified) unified_softmax(c, n); else online_softmax(c, n);
     if (masked) pv_masked(c, tile, first, n); else pv(c, tile, 0, c.rows, n, tiles.in_pv());

@@ -83,7 +83,7 @@ class TileStream {
  public:
   // memory: floats(cache, kv_tile). Rows are read up to round_up(d_v, 16) columns.
   TileStream(const PagedCache &cache, int64_t d_v, int64_t kv_tile, float *memory)
-      : cache_(cache), d_v_(d_v), kv_tile_(kv_tile), ld_(round_up(cache.d, kPanelAlign)), ahead_(cache.h_kv == 1 && cache.d % kPiece == 0),
+      : cache_(cache), d_v_(d_v), ld_(round_up(cache.d, kPanelAlign)), ahead_(cache.h_kv == 1 && cache.d % kPiece == 0),
         buffers_{memory, memory + tile_floats(cache, kv_tile)} {}
   static int64_t tile_floats(const PagedCache &cache, int64_t kv_tile) { return kv_tile * round_up(cache.d, kPanelAlign) + kPanelAlign; }
   static int64_t floats(const PagedCache &cache, int64_t kv_tile) { return 2 * tile_floats(cache, kv_tile); }
@@ -118,7 +118,7 @@ class TileStream {
 
  private:
   const PagedCache &cache_;
-  const int64_t d_v_, kv_tile_, ld_;
+  const int64_t d_v_, ld_;
   const bool ahead_;
   float *const buffers_[2];
   int current_ = 0;

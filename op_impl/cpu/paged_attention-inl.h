@@ -27,7 +27,7 @@ struct WorkItem {
   int64_t begin, end;                         // keys
   TileKeys tile(int64_t first, int64_t kv_tile) const {
     if (request == nullptr || first >= end) return {};
-    return {request->blocks, request->kv_head, first, end - first < kv_tile ? end - first : kv_tile};
+    return {request->blocks, request->kv_head, first, tile_at(first, end - first, kv_tile, 0).length};
   }
 };
 
