@@ -29,8 +29,8 @@ def test_decode_figures_by_hand():
     assert result["bound_us"] == pytest.approx(1821.5, abs=0.1)  # 1.82 ms
     assert result["least_bytes"] == sum(stage["bytes"] for stage in result["stages"])
     kv_tile = next(b for b in result["buffers"] if (b["stage"], b["name"]) == ("absorbed", "kv tile"))
-    assert (kv_tile["shape"], kv_tile["bytes"], kv_tile["memory"], kv_tile["capacity"]) == ("[64, 576] float32", 64 * 576 * 4, "L2", 2 * MIB)
-    assert kv_tile["share"] == pytest.approx(64 * 576 * 4 / (2 * MIB))
+    assert (kv_tile["shape"], kv_tile["bytes"], kv_tile["memory"], kv_tile["capacity"]) == ("[64, 576] float32", 2 * 64 * 576 * 4, "L2", 2 * MIB)
+    assert kv_tile["copies"] == 2 and kv_tile["share"] == pytest.approx(2 * 64 * 576 * 4 / (2 * MIB))
 
 
 def test_value_absorbed_figures_by_hand():

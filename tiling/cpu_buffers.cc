@@ -29,6 +29,7 @@ class BufferList {
     b.name = matrix.name;
     b.shape = "[" + std::to_string(matrix.rows) + ", " + std::to_string(matrix.cols) + (matrix.element_bytes == 4 ? "] float32" : "] int64");
     b.bytes = matrix.bytes();
+    b.copies = matrix.copies;
     b.memory = memory;
     b.capacity = capacity;
     list_.push_back(b);

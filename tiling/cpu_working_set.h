@@ -17,7 +17,8 @@ struct Matrix {
   const char* name;
   int64_t rows, cols;
   int64_t element_bytes = 4;  // float32; 8: int64
-  int64_t bytes() const { return element_bytes * rows * cols; }
+  int32_t copies = 1;         // 2: the next one is made ready while this one is at work
+  int64_t bytes() const { return copies * element_bytes * rows * cols; }
 };
 
 template <typename Matrices>
@@ -37,9 +38,10 @@ inline std::array<Matrix, 8> pass_tiles(const Problem& p, int32_t path, int64_t 
   const int64_t d_k = path == kAbsorbed ? latent_width(p) : d_qk(p);
   const int64_t d_v = path == kExpanded ? p.v_head_dim : p.kv_lora_rank;
   const int64_t score_rows = int_math::align_up(rows, lanes) + lanes;  // the last row group stores whole vectors
-  return {{{path == kAbsorbed ? "kv tile" : "k tile", kv_tile, aligned(d_k)},
-           {path == kExpanded ? "v tile" : "latent tile", path == kAbsorbed ? 0 : kv_tile, aligned(d_v)},
-           {"packed q rows", int_math::align_up(rows, lanes / kQkDimPack), int_math::align_up(d_k, kQkDimPack)},
+  // The cache's tiles come in two buffers: the next one is widened while one is at work. K and V of a chunk stand where they are.
+  return {{{path == kAbsorbed ? "kv tile" : "k tile", kv_tile, aligned(d_k), 4, path == kAbsorbed ? 2 : 1},
+           {path == kExpanded ? "v tile" : "latent tile", path == kAbsorbed ? 0 : kv_tile, aligned(d_v), 4, path == kExpanded ? 1 : 2},
+           {"packed q rows", int_math::align_up(rows, lanes / kQkDimPack), int_math::align_up(d_k, lanes)},
            {"q row to pack", 1, d_k},
            {"scores", kv_tile, score_rows},
            {"maximum, sum, rescale", 3, score_rows},
