@@ -3,15 +3,13 @@
 
 #include <cstdint>
 
+#include "op_proto/op_types.h"
+
 namespace flashmla {
 
-enum DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt32 = 3 };
-enum RopeMode : int32_t { kRopeDecoupled = 0, kRopeFull = 1 };
 // Absorbed: attention on the latent itself. Expanded: K and V of a head decompressed. Value-absorbed, where RoPE turns the
 // whole decompressed key and stands between W_UK and the latent: K of a head decompressed, V the latent.
 enum AttentionPath : int32_t { kAbsorbed = 0, kExpanded = 1, kValueAbsorbed = 2 };
-
-inline constexpr int64_t dtype_bytes(int32_t dtype) { return dtype == kFloat32 || dtype == kInt32 ? 4 : 2; }
 
 // Dimensions of the layer and of one call; lengths are those of the longest sequence.
 struct Problem {

@@ -19,9 +19,9 @@ done
 
 say() { printf 'ascend: %s\n' "$*" >&2; }
 
-kernel_sources=(op_impl/ascendc/op_kernel/*.h op_impl/ascendc/op_kernel/*.cpp op_proto/op_list.h tiling/tiling_data.h)
+kernel_sources=(op_impl/ascendc/op_kernel/*.h op_impl/ascendc/op_kernel/*.cpp op_proto/op_list.h op_proto/op_types.h tiling/tiling_data.h)
 host_sources=(op_impl/ascendc/op_host/*.h op_impl/ascendc/op_host/*.cpp op_impl/ascendc/op_host/*.cc op_impl/ascendc/op_kernel/kernel_data.h
-              op_proto/op_list.h tiling/*.h tiling/machine.cc tiling/tiling.cc tiling/tiling_cpu.cc tiling/cpu_buffers.cc tiling/tiling_ascend.cc
+              op_proto/op_list.h op_proto/op_types.h tiling/*.h tiling/machine.cc tiling/tiling.cc tiling/tiling_cpu.cc tiling/cpu_buffers.cc tiling/tiling_ascend.cc
               tiling/ascend_attention.cc tiling/ascend_projections.cc)
 
 # One flat folder: paths in our own includes go, CANN's (tiling/platform/...) stay; .cc becomes .cpp.
