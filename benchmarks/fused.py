@@ -105,7 +105,7 @@ def layer_kernel(layer, hidden, cache, table, lengths, residual, out_argument):
     """The KernelCall of a layer call."""
     names = ("w_q", "w_kv_a", "kv_norm", "w_uk", "w_uv", "w_o", *layer_module.OPTIONAL[:-1])
     tensors = [hidden, cache, table, *lengths, layer.rope_table, *(getattr(layer, name) for name in names), residual]
-    operator = layer.op if residual is None else layer.op_residual
+    operator = layer.op
     return kernel.KernelCall("FlashMLA", [*map(kernel.argument, tensors), out_argument], operator.attrs)
 
 

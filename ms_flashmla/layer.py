@@ -8,7 +8,7 @@ from . import checks, dtypes, ops, pynative, rope, tune_table, weights
 from ._check import as_bool, as_float
 from .config import MLAConfig
 
-# The operator's optional inputs, in its order; bit i of the attribute `present` stands for number i.
+# The operator's optional inputs, in its order.
 OPTIONAL = ("w_q_a", "q_norm", "b_q_a", "b_kv_a", "b_o", "residual")
 
 # The inputs between rope_table and residual, in the operator's order.
@@ -48,22 +48,19 @@ class _FusedMLA(nn.Cell):
         self.rope_table = rope_table
         for name in (*weights.layout(cfg), *OPTIONAL[:-1]):
             setattr(self, name, parameters.get(name))
-        present = sum(1 << i for i, name in enumerate(OPTIONAL) if name in parameters)
         attributes = _attributes(cfg, softmax_phi, deterministic)
-        self.op = ops.primitive("FlashMLA", present=present, **attributes)
-        self.op_residual = ops.primitive("FlashMLA", present=present | 1 << OPTIONAL.index("residual"), **attributes)
+        self.op = ops.primitive("FlashMLA", **attributes)
 
     def construct(self, hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual=None):
         if residual is None:
             _check_call(self.hidden_size, self.cache_dim, hidden_states.shape, hidden_states.dtype, kv_cache.shape, kv_cache.dtype,
                         block_table.shape, block_table.dtype, q_seq_lens.shape, q_seq_lens.dtype, context_lens.shape, context_lens.dtype)
-            return self.op(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, self.rope_table, self.w_q, self.w_kv_a, self.kv_norm,
-                           self.w_uk, self.w_uv, self.w_o, self.w_q_a, self.q_norm, self.b_q_a, self.b_kv_a, self.b_o, None)
-        _check_call(self.hidden_size, self.cache_dim, hidden_states.shape, hidden_states.dtype, kv_cache.shape, kv_cache.dtype,
-                    block_table.shape, block_table.dtype, q_seq_lens.shape, q_seq_lens.dtype, context_lens.shape, context_lens.dtype,
-                    residual.shape, residual.dtype)
-        return self.op_residual(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, self.rope_table, self.w_q, self.w_kv_a,
-                                self.kv_norm, self.w_uk, self.w_uv, self.w_o, self.w_q_a, self.q_norm, self.b_q_a, self.b_kv_a, self.b_o, residual)
+        else:
+            _check_call(self.hidden_size, self.cache_dim, hidden_states.shape, hidden_states.dtype, kv_cache.shape, kv_cache.dtype,
+                        block_table.shape, block_table.dtype, q_seq_lens.shape, q_seq_lens.dtype, context_lens.shape, context_lens.dtype,
+                        residual.shape, residual.dtype)
+        return self.op(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, self.rope_table, self.w_q, self.w_kv_a, self.kv_norm,
+                       self.w_uk, self.w_uv, self.w_o, self.w_q_a, self.q_norm, self.b_q_a, self.b_kv_a, self.b_o, residual)
 
 
 class MLALayer(_FusedMLA):
@@ -146,12 +143,11 @@ class MLALayer(_FusedMLA):
 
     def _call_directly(self, batch, residual):
         """The call with its host check through pynative.py; None where that cannot be."""
-        op = self.op if residual is None else self.op_residual
-        direct = op.direct
+        direct = self.op.direct
         if direct is None:
             return None
         weights_in_order = (self.rope_table, *(self._params.get(name) for name in _WEIGHTS))
-        return pynative.module().call_layer(direct, pynative.batch_check(op.implementation), batch, weights_in_order, residual, *self._limits)
+        return pynative.module().call_layer(direct, pynative.batch_check(self.op.implementation), batch, weights_in_order, residual, *self._limits)
 
     def _check_tensors(self, hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual):
         """What shapes and dtypes tell. A call like the one before, as the steps of a decode are, is known to be right."""

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "tiling/tiling_data.h"
+#include "op_proto/op_types.h"
 
 namespace flashmla {
 
@@ -20,7 +20,7 @@ namespace flashmla {
   X(num_heads, int) X(kv_lora_rank, int) X(qk_nope_head_dim, int) X(qk_rope_head_dim, int) X(v_head_dim, int)      \
   X(q_lora_rank, int) X(rope_mode, int) X(q_norm_eps, float) X(kv_norm_eps, float) X(q_lora_scale, float)          \
   X(kv_lora_scale, float) X(softmax_scale, float) X(index_topk, int) X(unified_max, int) X(phi, float)            \
-  X(deterministic, int) X(present, int)
+  X(deterministic, int)
 
 #define FLASH_MLA_WITH_KVCACHE_INPUTS(X) X(q, 1) X(k_cache, 1) X(block_table, 1) X(cache_seqlens, 1)
 #define FLASH_MLA_WITH_KVCACHE_OUTPUTS(X) X(out, 1) X(lse, 1)

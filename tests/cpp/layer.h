@@ -79,8 +79,6 @@ struct Layer {
     Tensor out(t.act, hidden.shape, NAN);
     AotExtra own = extra;
     const Tensor* optional[] = {&w_q_a, &q_norm, &b_q_a, &b_kv_a, &b_o, &residual};
-    own.ints["present"] = 0;
-    for (int i = 0; i < 6; ++i) own.ints["present"] |= static_cast<int64_t>(optional[i]->type != Type::none) << i;
     call(FlashMLAInit, FlashMLA, own,
          {&hidden, &kv_cache, &table_t, &q_lens_t, &contexts_t, &rope, &w_q, &w_kv_a, &kv_norm, &w_uk, &w_uv, &w_o, &w_q_a, &q_norm, &b_q_a, &b_kv_a, &b_o,
           &residual, &out});
