@@ -45,6 +45,9 @@ def require_pages(name, shape):
 def check_layer_call(hidden_size, cache_dim, hidden, hidden_dtype, cache, cache_dtype, table, table_dtype, q_lens, q_lens_dtype, context,
                      context_dtype, residual=None, residual_dtype=None):
     """Shapes and dtypes of a layer call; names as in MLALayer, residual None when there is none. Raises ValueError or TypeError."""
+    for name, shape in (("hidden_states", hidden), ("kv_cache", cache), ("block_table", table), ("q_seq_lens", q_lens), ("context_lens", context)):
+        if shape is None or tuple(shape) == (-2,):
+            raise ValueError(f"{name}: an unknown rank is not allowed; its dimensions may be dynamic, their number must be known")
     require_float("hidden_states", hidden_dtype)
     if len(hidden) not in (2, 3):
         raise ValueError(f"hidden_states: shape {tuple(hidden)} is not allowed; it must be [T, {hidden_size}] or [B, S, {hidden_size}]")

@@ -217,7 +217,7 @@ def test_kernel_fails_with_the_same_words_and_writes_nothing(fault, graph):
     assert run.snapshot() == before
 
 
-def test_layer_inside_a_larger_graph_is_dynamic(graph):
+def test_layer_inside_a_larger_graph_is_right_for_every_batch(graph):
     run = Driver(LayerCase("outer"))
     outer = Outer(run.layer)
     for q_lens in ([3, 0, 20], [1, 1, 1], [2], [1, 4]):
@@ -284,7 +284,7 @@ def test_wrong_arguments_of_the_operator(fault):
     args = op_args()
     (name, change), = WRONG_OP[fault].items()
     args[name] = change(args.get(name))
-    with pytest.raises((ValueError, TypeError), match="head" if "divide" in fault or "heads" in fault else f"{name}|batch|q"):
+    with pytest.raises((ValueError, TypeError), match="head" if "divide" in fault or "heads" in fault else rf"\b{name}\b"):
         fm.ops.flash_mla_with_kvcache(**args)
 
 
@@ -327,7 +327,7 @@ def test_wrong_arguments_of_merge(fault):
     args = [out, lse, out, lse]
     at, change = WRONG_MERGE[fault]
     args[at] = change(args[at])
-    with pytest.raises((ValueError, TypeError), match=fault.split()[0] + "|lse|out"):
+    with pytest.raises((ValueError, TypeError), match=rf"\b{fault.split()[0]}\b"):
         fm.ops.merge_attention_states(*args)
 
 
@@ -337,3 +337,14 @@ def test_bits_of_the_arguments_are_left_alone(run):
     run.layer(*args[:5], residual=args[5])
     assert [bits(x) for x in (args[0], *args[2:])] == before
     run.cache.data.set_data(to_ms(content))
+
+
+def test_unknown_rank_names_the_argument(graph):
+    """Ranks are part of a graph's signature: a spec without one says which argument it was."""
+    run = Driver(LayerCase("outer"))
+    outer = Outer(run.layer)
+    args = good_args(run)
+    free = ms.Tensor(shape=None, dtype=ms.float32)
+    outer.set_inputs(free, run.cache.data, *args[2:5])
+    with pytest.raises((ValueError, TypeError), match="hidden_states.*rank"):
+        outer(args[0], run.cache.data, *args[2:5])
