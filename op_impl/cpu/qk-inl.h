@@ -116,6 +116,13 @@ static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, 
   }
 }
 
+// The row group of as many vectors as the ISA's registers hold at the most.
+template <int NV, int PACK, typename Side>
+static void qk_vecs(int64_t vecs, const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, Side &side, int64_t groups) {
+  if (vecs == NV) return qk_group<NV, PACK>(qt, tile, n, d, s, lds, side, groups);
+  if constexpr (NV < kQkVecs) qk_vecs<NV + 1, PACK>(vecs, qt, tile, n, d, s, lds, side, groups);
+}
+
 template <int PACK, typename Side>
 static void qk_packed(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
   for (int64_t group = 0; group < c.vecs();) {
@@ -123,16 +130,7 @@ static void qk_packed(const RowChunk &c, const KvTile &tile, int64_t n, Side &si
     const float *qt = c.qt + group * c.depth() * kLanes;
     float *s = c.s + group * (kLanes / PACK);
     const int64_t groups = (c.vecs() - group + vecs - 1) / vecs;
-    switch (vecs) {
-      case 1: qk_group<1, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 2: qk_group<2, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 3: qk_group<3, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-#if defined(__AVX512F__)
-      case 4: qk_group<4, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 5: qk_group<5, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-      case 6: qk_group<6, PACK>(qt, tile, n, c.d_qk, s, c.lds, side, groups); break;
-#endif
-    }
+    qk_vecs<1, PACK>(vecs, qt, tile, n, c.d_qk, s, c.lds, side, groups);
     group += vecs;
   }
 }
