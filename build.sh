@@ -19,6 +19,7 @@ cxx=${CXX:-g++}
 # of its own behind the same operators, in the place of the instruction sets: who only runs on a CPU does not build it.
 shared_sources=(
   op_proto/op_proto.cc
+  op_proto/proto_json.cc
   tiling/machine.cc
   tiling/tiling.cc
   tiling/tiling_cpu.cc

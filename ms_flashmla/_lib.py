@@ -87,10 +87,18 @@ def isa():
 
 
 @functools.lru_cache(maxsize=None)
+def _contract():  # the same in both libraries
+    return json.loads(library().fm_proto_json().decode())
+
+
 def proto(op):
     """{"name", "inputs", "outputs", "attrs"} of an operator: the C++ list, the only one there is."""
-    ops = {entry["name"]: entry for entry in json.loads(library().fm_proto_json().decode())["ops"]}
-    return ops[op]
+    return {entry["name"]: entry for entry in _contract()["ops"]}[op]
+
+
+def packed_weights():
+    """{"panel", "align"} of packed weights: outputs of a panel, and the multiple that each group's outputs are padded to."""
+    return _contract()["packed_weights"]
 
 
 def _holds_operator(package):

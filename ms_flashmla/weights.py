@@ -11,10 +11,7 @@ from collections import namedtuple
 import mindspore as ms
 import numpy as np
 
-from . import dtypes
-
-PANEL = 64
-ALIGN = 16
+from . import _lib, dtypes
 
 Packed = namedtuple("Packed", "groups n k")  # a matrix [groups * n, k]
 Vector = namedtuple("Vector", "n")
@@ -22,7 +19,8 @@ Vector = namedtuple("Vector", "n")
 
 def padded(n):
     """Outputs of a group after padding: n rounded up to a multiple of 16."""
-    return -(-n // ALIGN) * ALIGN
+    align = _lib.packed_weights()["align"]
+    return -(-n // align) * align
 
 
 def size(spec):
@@ -82,7 +80,8 @@ def hf_shapes(cfg):
 
 def _panels(n):
     """(first output, width) of each panel of a group."""
-    return [(start, min(PANEL, padded(n) - start)) for start in range(0, padded(n), PANEL)]
+    panel = _lib.packed_weights()["panel"]
+    return [(start, min(panel, padded(n) - start)) for start in range(0, padded(n), panel)]
 
 
 def _words(array):

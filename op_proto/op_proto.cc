@@ -76,33 +76,7 @@ class Checker {
 
 #define FLASHMLA_NAME(name, required) #name,
 #define FLASHMLA_REQUIRED(name, required) required,
-#define FLASHMLA_JSON_IN(name, required) json += std::string(first ? "" : ", ") + "{\"name\": \"" #name "\", \"required\": " + (required ? "true" : "false") + "}"; first = false;
-#define FLASHMLA_JSON_ATTR(name, type) json += std::string(first ? "" : ", ") + "{\"name\": \"" #name "\", \"type\": \"" #type "\"}"; first = false;
-#define FLASHMLA_JSON_OP(op, INPUTS, OUTPUTS, ATTRS)                                          \
-  json += "{\"name\": \"" op "\", \"inputs\": [";  first = true; INPUTS(FLASHMLA_JSON_IN)      \
-  json += "], \"outputs\": [";                     first = true; OUTPUTS(FLASHMLA_JSON_IN)     \
-  json += "], \"attrs\": [";                       first = true; ATTRS(FLASHMLA_JSON_ATTR)     \
-  json += "]}";
-
-std::string build_proto_json() {
-  bool first = true;
-  std::string json = "{\"ops\": [";
-  FLASHMLA_JSON_OP("FlashMLA", FLASH_MLA_INPUTS, FLASH_MLA_OUTPUTS, FLASH_MLA_ATTRS)
-  json += ", ";
-  FLASHMLA_JSON_OP("FlashMLAWithKVCache", FLASH_MLA_WITH_KVCACHE_INPUTS, FLASH_MLA_WITH_KVCACHE_OUTPUTS,
-                   FLASH_MLA_WITH_KVCACHE_ATTRS)
-  json += ", ";
-  FLASHMLA_JSON_OP("MergeAttentionStates", MERGE_ATTENTION_STATES_INPUTS, MERGE_ATTENTION_STATES_OUTPUTS,
-                   MERGE_ATTENTION_STATES_ATTRS)
-  return json + "]}";
-}
-
 }  // namespace
-
-const std::string &proto_json() {
-  static const std::string json = build_proto_json();
-  return json;
-}
 
 Shape infer_flash_mla_shape(const Shape &hidden_states) {
   if (!rank_unknown(hidden_states) && hidden_states.size() != 2 && hidden_states.size() != 3)

@@ -37,7 +37,7 @@ std::string check_flash_mla(const std::vector<TensorDesc> &inputs, const FlashML
 std::string check_flash_mla_with_kvcache(const std::vector<TensorDesc> &inputs, const FlashMLAWithKVCacheAttrs &attrs);
 std::string check_merge_attention_states(const std::vector<TensorDesc> &inputs);
 
-// The lists above as JSON, from which the Python side builds its registration.
+// The arguments of every operator and the layout of packed weights as JSON: the Python side registers and packs by it.
 const std::string &proto_json();
 
 }  // namespace flashmla

@@ -5,12 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "op_proto/op_list.h"
 #include "tiling/int_math.h"
 #include "tiling/tiling.h"
 
 namespace flashmla {
 
-constexpr int64_t kColumnAlign = 16;  // rows of float32 start at multiples of this, as the packed panels do
+constexpr int64_t kColumnAlign = kPanelAlign;  // rows of float32 start where those of the packed panels do
 constexpr int64_t kQkDimPack = 4;     // elements of the head dimension that a row has in a vector of QK
 
 struct Matrix {

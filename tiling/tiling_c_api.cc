@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "tiling/json_writer.h"
+#include "op_proto/json_writer.h"
 #include "tiling/tiling.h"
 
 #define FM_EXPORT __attribute__((visibility("default")))

@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "op_impl/twin/engine/cost.h"
-#include "tiling/json_writer.h"
+#include "op_proto/json_writer.h"
 
 namespace twin {
 

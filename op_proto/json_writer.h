@@ -29,6 +29,7 @@ class JsonWriter {
     return *this;
   }
   JsonWriter& value(const char* text) { return value(std::string(text)); }
+  JsonWriter& value(bool truth) { return raw(truth ? "true" : "false"); }
   JsonWriter& value(int64_t number) { return raw(std::to_string(number)); }
   JsonWriter& value(int32_t number) { return raw(std::to_string(number)); }
   JsonWriter& value(double number) {
