@@ -16,7 +16,6 @@ struct Machine {
   int32_t cores = 0;  // CPU cores, or AICs
   double freq_mhz = 0;
   double dram_gb_per_s = 0;             // all cores together, 1e9 bytes/s
-  double dram_small_page_gb_per_s = 0;  // CPU: the same on 4 KiB pages
   int64_t dram_bytes = 0;
   int64_t l2_bytes = 0;  // CPU: per core; Ascend: shared by all cores
   int64_t l1_bytes = 0;  // per core
@@ -37,7 +36,6 @@ struct Machine {
   int64_t ub_bytes = 0;  // usable, per AIV
   int64_t bias_table_bytes = 0;
   int64_t fixpipe_bytes = 0;
-  int32_t vector_register_bytes = 0;
   int32_t macs_per_cycle_b16 = 0;
   int32_t macs_per_cycle_b8 = 0;
   int32_t macs_per_cycle_b32 = 0;
