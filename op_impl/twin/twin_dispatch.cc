@@ -21,8 +21,9 @@ void flash_mla_on_twin(const LayerArgs& args, ThreadPool::Session&) {
 }
 void no_attention(const AttendArgs&, ThreadPool::Session&) { only_flash_mla("FlashMLAWithKVCache"); }
 void no_merge(const MergeArgs&, ThreadPool::Session&) { only_flash_mla("MergeAttentionStates"); }
+void no_gemm(const GemmArgs&, ThreadPool::Session&) { only_flash_mla("the product with packed weights"); }
 
-const Kernels kTwinKernels = {flash_mla_on_twin, no_attention, no_merge};
+const Kernels kTwinKernels = {flash_mla_on_twin, no_attention, no_merge, no_gemm};
 
 }  // namespace
 
