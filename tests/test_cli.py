@@ -1,4 +1,5 @@
 """The command line: doctor, demo, usage; run in this process unless the environment matters."""
+import io
 import json
 import os
 import subprocess
@@ -95,6 +96,19 @@ def test_demo_prints_a_row_per_step(graph, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["step", "tokens", "context", "ms", "tokens/s", "max", "error", "MindSpore", "ms", "faster"]
     assert [line.split()[0] for line in lines[2:-1]] == ["prefill", "chunk", *["decode"] * (len(lines) - 5)] and "passed" in lines[-1]
+
+
+def test_progress_shows_on_a_terminal_alone(monkeypatch):
+    for terminal in (True, False):
+        shown = io.StringIO()
+        shown.isatty = lambda: terminal
+        monkeypatch.setattr("sys.stderr", shown)
+        progress = demo._Progress(2)
+        progress.step("packing the weights")
+        progress.step("decode")
+        progress.close()
+        assert shown.getvalue().split("\r")[1:3] == ["[" + "." * 30 + "] packing the weights".ljust(52), "[" + "#" * 15 + "." * 15 + "] decode".ljust(52)] \
+            if terminal else not shown.getvalue()
 
 
 @pytest.mark.parametrize("arguments, words", [

@@ -7,6 +7,7 @@ from mindspore import nn
 import ms_flashmla as fm
 from cases import LayerCase, OpCase, bits, to_ms, to_np
 from driver import Driver
+from small_layer import Compiles
 
 NAMES = ["hidden_states", "kv_cache", "block_table", "q_seq_lens", "context_lens", "residual"]
 
@@ -217,9 +218,29 @@ def test_kernel_fails_with_the_same_words_and_writes_nothing(fault, graph):
     assert run.snapshot() == before
 
 
-def test_layer_inside_a_larger_graph_is_right_for_every_batch(graph):
+class OuterAttention(nn.Cell):
+    def construct(self, q, k_cache, table, seqlens):
+        out, lse = fm.ops.flash_mla_with_kvcache(q * 1.0, k_cache, table, seqlens, 32)
+        return out + 0.0, lse
+
+
+@pytest.mark.parametrize("fault", ["block past the cache", "negative length", "length past the table"])
+def test_attention_inside_a_larger_graph_fails_with_its_words(fault, graph):
+    args = op_args()
+    (name, change), = DATA_OP[fault].items()
+    args[name] = change(args[name])
+    with pytest.raises(RuntimeError, match="block_table|cache_seqlens") as error:
+        OuterAttention()(*list(args.values())[:4])[0].asnumpy()
+    assert fm.last_error() and fm.last_error() in str(error.value)
+
+
+def test_layer_inside_a_larger_graph_is_right_for_every_batch(graph, monkeypatch):
+    """Dynamic in T and B: one graph for all of them."""
     run = Driver(LayerCase("outer"))
     outer = Outer(run.layer)
+    free, batch = (lambda *shape: ms.Tensor(shape=shape, dtype=ms.float32)), (lambda *shape: ms.Tensor(shape=shape, dtype=ms.int32))
+    outer.set_inputs(free(None, run.ref_cfg.hidden_size), run.cache.data, batch(None, None), batch(None), batch(None))
+    compiles = Compiles(monkeypatch)
     for q_lens in ([3, 0, 20], [1, 1, 1], [2], [1, 4]):
         args = run.inputs(q_lens)
         before = to_np(run.cache.data)
@@ -227,6 +248,7 @@ def test_layer_inside_a_larger_graph_is_right_for_every_batch(graph):
         out = outer(to_ms(hidden), run.cache.data, *(to_ms(x, "int32") for x in (table, lens, contexts)))
         run.check(out, before, *args)
         run.lengths[:len(q_lens)] += q_lens
+    assert compiles.count == 1
 
 
 # ---- fm.check_batch -------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def random_tensor(rng):
     return tensor(rng.integers(-3, 100, shape), str(rng.choice(DTYPES)))
 
 
-def disturb(rng, name, x):
+def disturb(rng, x):
     """One argument made wrong, or at least strange: another value, shape, rank, dtype, or no tensor at all."""
     kind = rng.integers(0, 8)
     if kind == 0:
@@ -47,6 +47,22 @@ def disturb(rng, name, x):
     return x
 
 
+def disturb_cache(rng, cache):
+    """(another cache, whether it is a view): other dtypes, ranks and sizes, which the layer may take when they fit; views, which lose writes."""
+    kind = rng.integers(0, 6)
+    if kind == 0:
+        return random_tensor(rng), False
+    if kind == 1:
+        return cache.astype(getattr(ms, str(rng.choice([*FLOATS, "int32", "float64"])))), False
+    if kind == 2:
+        first = rng.integers(0, 2, 3) * (rng.random(3) < 0.5)
+        return to_ms(to_np(cache)[tuple(slice(int(i), None) for i in first)].copy(), str(cache.dtype).lower()), False
+    if kind == 3:
+        return [None, 3, to_np(cache), "x"][rng.integers(4)], False
+    tensor = cache.astype(cache.dtype).copy()
+    return (tensor[1:] if kind == 4 else tensor.swapaxes(0, 1)), True
+
+
 def is_tensor(x, ranks, dtypes):
     return isinstance(x, ms.Tensor) and x.ndim in ranks and str(x.dtype).lower() in dtypes
 
@@ -62,6 +78,8 @@ CONFIGS = [LayerCase("a", dict(hidden_size=12, num_heads=2, kv_lora_rank=8, qk_n
 
 def is_legal(case, cache, hidden, table, q_lens, contexts, residual):
     cfg = case.reference_config()
+    if not (is_tensor(cache, (3,), FLOATS) and cache.shape[1] > 0 and cache.shape[2] == cfg.kv_lora_rank + cfg.qk_rope_head_dim):
+        return False
     if not (is_tensor(hidden, (2, 3), FLOATS) and hidden.shape[-1] == cfg.hidden_size and is_tensor(table, (2,), ["int32"])
             and is_tensor(q_lens, (1,), ["int32"]) and is_tensor(contexts, (1,), ["int32"])):
         return False
@@ -105,7 +123,7 @@ def random_layer_calls(seed, calls):
     run = Driver(CONFIGS[seed % 3], num_blocks=24)
     size, limit = run.case.block_size, run.ref_cfg.max_position_embeddings
     run.poison(0.25)
-    legal = 0
+    legal = other_caches = 0
     for _ in range(calls):
         batch = int(rng.integers(0, 5))
         q = rng.integers(0, 6, batch) if rng.integers(3) else np.full(batch, rng.integers(0, 4))
@@ -124,24 +142,27 @@ def random_layer_calls(seed, calls):
         for _ in range(rng.integers(0, 3)):
             name = str(rng.choice([name for name, x in args.items() if isinstance(x, ms.Tensor)] or ["residual"]))
             if isinstance(args[name], ms.Tensor):
-                args[name] = disturb(rng, name, args[name])
-        ok = is_legal(run.case, run.cache.data, *args.values())
-        before = to_np(run.cache.data)
+                args[name] = disturb(rng, args[name])
+        cache, is_view = disturb_cache(rng, run.cache.data) if rng.integers(8) == 0 else (run.cache.data, False)
+        ok = not is_view and is_legal(run.case, cache, *args.values())
+        other_caches += ok and cache is not run.cache.data
+        before = to_np(cache) if isinstance(cache, ms.Tensor) else None
         try:
-            out = to_np(run.layer(args["hidden_states"], run.cache.data, args["block_table"], args["q_seq_lens"], args["context_lens"], residual=args["residual"]))
+            out = to_np(run.layer(args["hidden_states"], cache, args["block_table"], args["q_seq_lens"], args["context_lens"], residual=args["residual"]))
         except CLEAN as error:
             assert not ok, f"a legal call failed: {error}"
             assert str(error), "an error without words"
-            assert (to_np(run.cache.data) == before).all()
+            assert before is None or (to_np(cache) == before).all()
             continue
         assert ok, {name: (x.shape, x.dtype, x) if isinstance(x, ms.Tensor) else x for name, x in args.items()}
         legal += 1
         hidden, table, q, c, residual = (x if x is None else x.astype(ms.float32).asnumpy() if x.dtype != ms.int32 else x.asnumpy() for x in args.values())
         expected = before.copy()
-        out_ref, biggest = reference.mla_layer(run.ref_cfg, run.w, hidden, expected, run.case.cache, table, q, c, residual, attend_to=to_np(run.cache.data))
-        assert_close(to_np(run.cache.data), expected, run.case.cache, what="cache")
+        stored = str(cache.dtype).lower()
+        out_ref, biggest = reference.mla_layer(run.ref_cfg, run.w, hidden, expected, stored, table, q, c, residual, attend_to=to_np(cache))
+        assert_close(to_np(cache), expected, stored, what="cache")
         assert_close(out, out_ref, str(args["hidden_states"].dtype).lower(), biggest, layer=True)
-    assert 0.2 < legal / calls < 0.9  # both sides were tried
+    assert 0.2 < legal / calls < 0.9 and other_caches  # both sides were tried
 
 
 # ---- the operators -----------------------------------------------------------------------------------------------------------------------------------
@@ -178,7 +199,7 @@ def test_attention_under_random_calls(seed):
             if name == "d_v":
                 d_v = int(rng.integers(-2, d + 6))
             else:
-                args[name] = disturb(rng, name, args[name])
+                args[name] = disturb(rng, args[name])
         ok = op_is_legal(*args.values(), d_v)
         try:
             out, lse = fm.ops.flash_mla_with_kvcache(*args.values(), d_v, causal=case.causal)
@@ -210,7 +231,7 @@ def test_merge_under_random_calls(seed):
             args += [to_ms(out, dtype), to_ms(lse)]
         if rng.integers(2):
             at = int(rng.integers(4))
-            args[at] = disturb(rng, "", args[at])
+            args[at] = disturb(rng, args[at])
         ok = (is_tensor(args[0], (4,), FLOATS) and is_tensor(args[2], (4,), FLOATS) and args[0].shape == args[2].shape
               and all(is_tensor(x, (3,), ["float32"]) and x.shape == (args[0].shape[0], args[0].shape[2], args[0].shape[1]) for x in args[1::2]))
         try:

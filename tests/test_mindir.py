@@ -1,6 +1,8 @@
 """MindIR: export, load, relocate."""
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import mindspore as ms
@@ -11,6 +13,7 @@ from mindspore import Tensor, nn
 import ms_flashmla as fm
 from ms_flashmla import _lib
 from small_layer import BLOCKS, CFG, DYNAMIC_BATCH, PAGE, STEPS, TABLE, dynamic, make_layer
+from test_determinism import NEEDS, flags_of_this_processor
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +88,31 @@ def test_relocate_refuses_other_files(graph, tmp_path):
     with pytest.raises(ValueError, match="no operator of ms_flashmla"):
         fm.relocate_mindir(tmp_path / "relu.mindir", tmp_path / "out.mindir")
     assert not (tmp_path / "out.mindir").exists()
+
+
+LOAD = """
+import sys
+import mindspore as ms, numpy as np
+from mindspore import nn
+sys.path[:0] = sys.argv[1:3]
+import ms_flashmla
+from ms_flashmla import _lib
+from small_layer import STEPS, TABLE
+ms.set_context(mode=ms.GRAPH_MODE)
+net = nn.GraphCell(ms.load(sys.argv[3]))
+np.savez(sys.argv[4], *[net(x, TABLE, *lengths).asnumpy() for x, *lengths in STEPS], isa=_lib.isa())
+"""
+
+
+@pytest.mark.parametrize("isa", [isa for isa, flags in NEEDS.items() if flags <= flags_of_this_processor()])
+def test_a_mindir_runs_on_every_isa(graph, tmp_path, isa):
+    """It is written by a server with one ISA and may be loaded by one with another: the packed weights inside are the same."""
+    layer, path, results = make_layer(), str(tmp_path / "layer.mindir"), str(tmp_path / "out.npz")
+    expected = run_steps(OneLayer(layer, fm.LatentKVCache(CFG, BLOCKS, PAGE).data))
+    ms.export(OneLayer(layer, fm.LatentKVCache(CFG, BLOCKS, PAGE).data), dynamic(None, 48), *DYNAMIC_BATCH, file_name=path, file_format="MINDIR")
+    here = Path(__file__).resolve().parent
+    subprocess.run([sys.executable, "-c", LOAD, str(here), str(here.parent), path, results], check=True, env={**os.environ, "MS_FLASHMLA_ISA": isa})
+    with np.load(results) as loaded:
+        assert str(loaded["isa"]) == isa
+        for i, wanted in enumerate(expected):
+            assert np.abs(loaded[f"arr_{i}"] - wanted).max() <= 2e-5 * np.abs(wanted).max()

@@ -1,5 +1,8 @@
 // Drives the operators with random shapes, ragged batches, all dtypes and several callers at once, to be run under the sanitizers. Results are held to each
 // other: a prefill against its tokens one by one, a batch against its sequences alone, attention against plain loops, callers at once against one caller.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -232,6 +235,23 @@ void callers_at_once(Rng& rng) {
   require(wrong == 0, "callers at once gave other bits than one caller");
 }
 
+// A child of fork() has none of the pool's threads, and perhaps locks that they held.
+void a_forked_child_computes(Rng& rng) {
+  Layer layer(random_dims(rng), {Type::f32, Type::f32, Type::f32}, 200, rng());
+  const Tensor hidden = Tensor::normal(Type::f32, {60, layer.d.hidden}, rng);
+  auto serve = [&] {
+    Tensor cache = layer.cache(4, 16);
+    return layer.run(hidden, cache, {3, 1, 0, 2}, {60}, {0}).data;
+  };
+  const std::vector<unsigned char> expected = serve();
+  const pid_t child = fork();
+  if (child == 0) _exit(serve() == expected ? 0 : 1);
+  int status = 0;
+  waitpid(child, &status, 0);
+  require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a forked child gave other bits, or died");
+  require(serve() == expected, "the parent of a forked child gave other bits");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -246,6 +266,9 @@ int main(int argc, char** argv) {
     for (int j = 0; j < 3; ++j) attention_against_loops(rng);
     merge_with_an_empty_side(rng);
     if (i % 3 == 0) callers_at_once(rng);
+#ifndef __SANITIZE_THREAD__  // which ends the child of a process with threads
+    if (i % 3 == 1) a_forked_child_computes(rng);
+#endif
   }
   std::printf("ok %d rounds\n", rounds);
 }
