@@ -61,7 +61,7 @@ def last_error():
 
 
 def set_num_threads(n):
-    """Threads the kernels use from the next call on, at least 1. Raises TypeError or ValueError for anything else.
+    """Threads the kernels use from the next call on, 1 to 256. Raises TypeError for another type, ValueError for another number.
 
     The start value is MS_FLASHMLA_NUM_THREADS, or the number of processors.
     """

@@ -7,6 +7,7 @@ import numpy as np
 
 from . import dtypes
 from ._check import as_int
+from .config import check_config
 
 _SERIAL = itertools.count()
 
@@ -17,11 +18,12 @@ class LatentKVCache:
     cfg: MLAConfig. num_blocks, block_size: at least 1. dtype: ms.float32, ms.float16 or ms.bfloat16 of the stored rows.
     data: Parameter [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], written in place by the layer. Each cache has a Parameter name of its
     own, because MindSpore makes two Parameters of one name in a graph into one.
+    Raises TypeError for a cfg that is no MLAConfig, a number that is no integer and another dtype, ValueError for a number below 1.
     A block belongs to one sequence; the same tables serve the caches of all layers when these have the same num_blocks and block_size.
     """
 
     def __init__(self, cfg, num_blocks, block_size=64, dtype=ms.float32):
-        self.cfg = cfg
+        self.cfg = check_config(cfg)
         self.num_blocks = as_int("num_blocks", num_blocks, 1, 2**31 - 1)
         self.block_size = as_int("block_size", block_size, 1, 2**31 - 1)
         self.dtype = dtypes.check_dtype("dtype", dtype)

@@ -130,3 +130,10 @@ class MLAConfig:
         fields = fields_from_hf(source)
         fields.update(overrides)
         return cls(**fields)
+
+
+def check_config(cfg):
+    """cfg if it is an MLAConfig, else TypeError."""
+    if not isinstance(cfg, MLAConfig):
+        raise TypeError(f"cfg: {type(cfg).__name__} is not allowed; it must be an MLAConfig")
+    return cfg

@@ -6,7 +6,7 @@ from mindspore.ops.primitive import constexpr
 
 from . import checks, dtypes, ops, pynative, rope, tune_table, weights
 from ._check import as_bool, as_float
-from .config import MLAConfig
+from .config import check_config
 
 # The operator's optional inputs, in its order.
 OPTIONAL = ("w_q_a", "q_norm", "b_q_a", "b_kv_a", "b_o", "residual")
@@ -70,12 +70,13 @@ class MLALayer(_FusedMLA):
     The weights are 1-D Parameters without gradient, packed for the kernel (weights.py says how) and zero until load_hf_weights or
     mindspore.load_checkpoint fills them.
     softmax_phi: None, or one maximum for all rows of attention over the latent (FlashDecoding++, arXiv 2311.01282; ops.calibrate_phi proposes
-    one): exponentials are taken against it, and a row whose largest logit is not within phi - 40 .. phi + 60 is computed again with its own maximum.
-
+      one): exponentials are taken against it, and a row whose largest logit is not within phi - 40 .. phi + 60 is computed again with its own maximum.
     deterministic: True gives a sequence the same bits for any number of threads and whatever else is in the batch. False lets the KV splits
-    follow the number of threads and the attention path a tune table.
+      follow the number of threads and the attention path a tune table.
     tune: None, or the path of a table that `python -m ms_flashmla tune` wrote (as MS_FLASHMLA_TUNE names one): its choices hold from here on for
-    every layer of the process with these dimensions. Raises ValueError for a file that is none; a table of another ISA is left alone, with a warning.
+      every layer of the process with these dimensions; a table of another ISA is left alone, with a warning.
+    Construction raises TypeError for a cfg that is no MLAConfig, another dtype and an argument of another type, ValueError for a softmax_phi that is
+    not finite, a tune file that is none and a setting of the environment that is unknown, RuntimeError when the backend is not installed.
 
     layer(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual=None) -> out
       hidden_states: [T, hidden_size] packed tokens with T = sum(q_seq_lens), or [B, S, hidden_size] where every q_seq_lens is S.
@@ -90,8 +91,7 @@ class MLALayer(_FusedMLA):
     """
 
     def __init__(self, cfg, dtype=ms.float32, softmax_phi=None, deterministic=True, tune=None):
-        if not isinstance(cfg, MLAConfig):
-            raise TypeError(f"cfg: {type(cfg).__name__} is not allowed; it must be an MLAConfig")
+        check_config(cfg)
         dtypes.check_dtype("dtype", dtype)
         parameters = {name: dtypes.zeros_parameter(name, (weights.size(spec),), dtype) for name, spec in weights.layout(cfg).items()}
         self._softmax_phi = None if softmax_phi is None else as_float("softmax_phi", softmax_phi, positive=False)

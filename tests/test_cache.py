@@ -71,6 +71,7 @@ def test_no_sequences():
 
 
 @pytest.mark.parametrize("kwargs, error, words", [
+    (dict(cfg={"hidden_size": 8}, num_blocks=1), TypeError, "cfg"),
     (dict(num_blocks=0), ValueError, "num_blocks"),
     (dict(num_blocks=True), TypeError, "num_blocks"),
     (dict(num_blocks=4, block_size=0), ValueError, "block_size"),
@@ -79,7 +80,7 @@ def test_no_sequences():
 ])
 def test_arguments(kwargs, error, words):
     with pytest.raises(error, match=words):
-        fm.LatentKVCache(CFG, **kwargs)
+        fm.LatentKVCache(**{"cfg": CFG, **kwargs})
 
 
 @pytest.mark.parametrize("num_tokens, error", [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
