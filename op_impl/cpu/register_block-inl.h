@@ -39,7 +39,7 @@ FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const 
     pace.round();
     if (kStream)
       FM_UNROLL
-      for (int64_t byte = 0; byte < int64_t(NV * kLanes * sizeof(TB)); byte += 64)
+      for (int64_t byte = 0; byte < int64_t(NV * kLanes * sizeof(TB)); byte += kLineBytes)
         __builtin_prefetch(reinterpret_cast<const char *>(b) + kStreamAheadBytes + byte);
     FM_UNROLL
     for (int m = 0; m < MR; ++m) {

@@ -7,8 +7,11 @@
 namespace flashmla {
 namespace FLASHMLA_NS {
 
+constexpr int64_t kLineBytes = 64;  // of a cache line, on every processor these kernels run on; elsewhere a fetch too many or too few
+constexpr int64_t kLineFloats = kLineBytes / int64_t(sizeof(float));
+
 // One vector's worth of 16 elements: a line of float32, half a line of 16 bits.
-constexpr int64_t kPiece = 16;
+constexpr int64_t kPiece = kLineFloats;
 
 // A slice of pieces for one inner loop. float: lines to fetch, spread evenly, since in bursts they would take all places for
 // outstanding reads and stall the loads that feed the FMAs.
@@ -46,10 +49,10 @@ template <>
 class Pace<float> {
  public:
   Pace(const Slice<float> &slice, int64_t rounds)
-      : at_(reinterpret_cast<const char *>(slice.src)), step_(rounds > 0 ? slice.pieces * 64 / rounds : 0) {}
+      : at_(reinterpret_cast<const char *>(slice.src)), step_(rounds > 0 ? slice.pieces * kLineBytes / rounds : 0) {}
   FM_INLINE_MEMBER void round() {  // the lines that begin within the round's share
     const int64_t end = offset_ + step_;
-    for (; line_ < end; line_ += 64) __builtin_prefetch(at_ + line_, 0, 1);
+    for (; line_ < end; line_ += kLineBytes) __builtin_prefetch(at_ + line_, 0, 1);
     offset_ = end;
   }
   FM_INLINE_MEMBER void finish() {}
@@ -68,7 +71,7 @@ struct Lines {
   Slice<float> take(int64_t parts) {
     const int64_t part = (lines + parts - 1) / parts;
     const Slice<float> slice = {reinterpret_cast<const float *>(at), nullptr, nullptr, part};
-    at += part * 64;
+    at += part * kLineBytes;
     lines -= part;
     return slice;
   }
