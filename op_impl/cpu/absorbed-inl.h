@@ -39,7 +39,7 @@ template <typename T>
 class DecompressedStream {
  public:
   // w_uk: [heads] as transpose_w_uk leaves them. k: [kv_tile, ld_q].
-  DecompressedStream(const Layer &layer, float *w_uk, TileStream<T> latent, float *k, int thread)
+  DecompressedStream(const Layer &layer, const float *w_uk, TileStream<T> latent, float *k, int thread)
       : layer_(layer), w_uk_(w_uk), latent_(latent), k_(k), thread_(thread) {}
 
   KvTile load(const TileKeys &now, const TileKeys &next, const TileKeys &after) {
@@ -59,7 +59,7 @@ class DecompressedStream {
     return keys;
   }
   const Layer &layer_;
-  float *w_uk_;
+  const float *w_uk_;
   TileStream<T> latent_;
   float *k_;
   const int thread_;

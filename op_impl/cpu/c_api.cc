@@ -80,7 +80,7 @@ FLASHMLA_EXPORT int fm_gemm(int64_t rows, int64_t groups, int64_t n, int64_t k, 
     const flashmla::Machine *machine = flashmla::find_machine(flashmla::chosen_isa().machine);
     if (machine == nullptr) throw std::runtime_error("no machine file for this ISA");
     const flashmla::Problem problem = {width, 1, 1, 0, 16, depth, 0, depth, flashmla::kRopeFull, flashmla::kFloat32, dtype, flashmla::kFloat32, 64, 1, 1, 1};
-    flashmla::GemmArgs args = {rows, groups, n, k, a, {const_cast<void *>(w), dtype}, c, flashmla::make_tiling(problem, *machine)};
+    flashmla::GemmArgs args = {rows, groups, n, k, a, {w, dtype}, c, flashmla::make_tiling(problem, *machine)};
     for (flashmla::GemmChoice &choice : args.tiling.gemm) choice = {width, depth, gemv_rows, flat_rows};
     flashmla::ThreadPool::Session session(flashmla::ThreadPool::instance());
     flashmla::chosen_isa().kernels->gemm(args, session);

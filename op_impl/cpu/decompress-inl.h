@@ -26,7 +26,7 @@ static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk, int threa
 }
 
 // k [n, ld_q] = [c W_UK | k_pe], or c W_UK rotated over the whole head when rope_mode is full, for keys first .. first + n.
-static void decompress_keys(const Layer &layer, float *w_uk /* from transpose_w_uk */, const float *c /* [n, ldc] */, int64_t ldc,
+static void decompress_keys(const Layer &layer, const float *w_uk /* from transpose_w_uk */, const float *c /* [n, ldc] */, int64_t ldc,
                             int64_t first, int64_t n, float *k, int thread) {
   const GemmJob up = {c, ldc, n, {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank}, 0, layer.rank, k, layer.ld_q(), false, nullptr};
   gemm_all(up, layer.gemm, thread);
@@ -39,8 +39,8 @@ static void decompress_keys(const Layer &layer, float *w_uk /* from transpose_w_
 
 // One head of the expanded path.
 struct ExpandedHead {
-  float *w_uk;         // of the head, from transpose_w_uk
-  Storage w_uv;        // packed [d_v][rank] of the head, float32
+  const float *w_uk;   // of the head, from transpose_w_uk
+  const float *w_uv;   // packed [d_v, rank] of the head
   float *k;            // [kv_chunk, ld_q]
   float *v;            // [kv_chunk, ld_v]
   float *o;            // [tokens, ld_v] running output of the head
@@ -64,7 +64,7 @@ static void decompress_tile(const Layer &layer, const ExpandedHead &head, const 
   int64_t ld;
   const float *c = gather_rows(layer.args.cache, {piece.blocks, 0, first, n}, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
   decompress_keys(layer, head.w_uk, c, ld, first, n, k, thread);
-  const GemmJob to_v = {c, ld, n, {head.w_uv, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
+  const GemmJob to_v = {c, ld, n, {{head.w_uv, kFloat32}, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
   gemm_all(to_v, layer.gemm, thread);
 }
 

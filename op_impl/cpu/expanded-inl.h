@@ -122,7 +122,7 @@ static void attention_expanded(Layer &layer, const TokenGroup &g) {
 
   float *w_uk = scratch.alloc<float>(packed_size(1, layer.d_n, layer.rank));
   float *w_uv = args.w_uv.dtype == kFloat32 ? nullptr : scratch.alloc<float>(packed_size(1, layer.d_v, layer.rank));
-  ExpandedHead head = {w_uk, {w_uv, kFloat32}, scratch.alloc<float>(keys * ld_q), scratch.alloc<float>(keys * ld_v),
+  ExpandedHead head = {w_uk, w_uv, scratch.alloc<float>(keys * ld_q), scratch.alloc<float>(keys * ld_v),
                        scratch.alloc<float>(g.tokens * ld_v), scratch.alloc<float>(g.tokens), scratch.alloc<float>(g.tokens)};
   float *q = scratch.alloc<float>(g.tokens * group * ld_q);
   const int64_t ld_o = group * layer.d_v + kPanelAlign;  // apart from the multiples of 1 KiB at which rows collide in L1
@@ -149,7 +149,7 @@ static void attention_expanded(Layer &layer, const TokenGroup &g) {
       prepare_weights(layer, first + h, w_uk, w_uv);
       if (w_uv == nullptr) {
         const PackedWeight uv = {args.w_uv, first + h, 1, layer.d_v, layer.rank};
-        head.w_uv.data = const_cast<float *>(element<float>(args.w_uv, uv.offset(0)));
+        head.w_uv = element<float>(args.w_uv, uv.offset(0));
       }
       attend_head(layer, g, head, q + h * ld_q, group * ld_q, o + h * layer.d_v, ld_o, ranges, chunks, buffers, buffer_floats);
     }

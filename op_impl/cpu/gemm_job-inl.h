@@ -9,7 +9,7 @@ namespace FLASHMLA_NS {
 
 // Consecutive groups of a packed weight as one matrix; a group is padded to n_padded() columns, here and in C.
 struct PackedWeight {
-  Storage data;     // the whole array
+  ConstStorage data;  // the whole array: [all groups][panels][k, width]
   int64_t first_group, groups;
   int64_t n, k;     // of a group
   int64_t n_padded() const { return round_up(n, kPanelAlign); }
@@ -26,7 +26,8 @@ struct PackedWeight {
 
 // Where a finished product leaves the operator: out = C + bias + residual, rounded once.
 struct Epilog {
-  Storage out, residual;  // [*, ld]
+  Storage out;            // [*, ld]
+  ConstStorage residual;  // [*, ld] or absent
   int64_t first_row;      // of the job's rows in out and residual
   const float *bias;      // [n] or nullptr
   int64_t ld;

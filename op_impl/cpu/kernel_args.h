@@ -8,11 +8,19 @@
 
 namespace flashmla {
 
-// Elements of one of the three float dtypes; offsets are in elements.
+// Elements of one of the three float dtypes that are only read; offsets are in elements.
+struct ConstStorage {
+  const void *data;
+  int32_t dtype;  // DType
+  bool present() const { return data != nullptr; }
+};
+
+// The same, written.
 struct Storage {
   void *data;
   int32_t dtype;  // DType
   bool present() const { return data != nullptr; }
+  operator ConstStorage() const { return {data, dtype}; }
 };
 
 // A paged cache: row `slot` of kv head `h` starts at element (slot * h_kv + h) * d, slot = block * block_size + offset.
@@ -84,7 +92,7 @@ struct MergeArgs {
 struct GemmArgs {
   int64_t rows, groups, n, k;
   const float *a;                // [rows, k]
-  Storage w;                     // packed
+  ConstStorage w;                // packed [groups][n, k]
   float *c;                      // [rows, groups * round_up(n, kPanelAlign)]
   TilingData tiling;
 };

@@ -24,7 +24,7 @@ struct TokenGroup {
   int64_t num_pieces;
 };
 
-static const float *widened(Scratch &scratch, const Storage &s, int64_t n) {
+static const float *widened(Scratch &scratch, const ConstStorage &s, int64_t n) {
   if (!s.present()) return nullptr;
   float *copy = scratch.alloc<float>(n);
   widen_any(copy, s, 0, n);

@@ -16,8 +16,8 @@ class Workers {
   // f(item, thread) for item in [0, items), in parallel.
   template <typename F>
   void run(int64_t items, const F &f) {
-    session_.run(items, [](void *context, int64_t item, int thread) { (*static_cast<const F *>(context))(item, thread); },
-                 const_cast<F *>(&f));
+    session_.run(items, [](const void *context, int64_t item, int thread) { (*static_cast<const F *>(context))(item, thread); },
+                 &f);
   }
 
  private:

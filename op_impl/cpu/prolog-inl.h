@@ -8,7 +8,7 @@ namespace FLASHMLA_NS {
 
 // The group's hidden states as float32: in place, or widened.
 static const float *float_hidden(Layer &layer, const TokenGroup &g) {
-  const Storage &hidden = layer.args.hidden;
+  const ConstStorage hidden = layer.args.hidden;
   if (hidden.dtype == kFloat32) return element<float>(hidden, g.row * layer.hidden);
   float *x = layer.workers.scratch().alloc<float>(g.tokens * layer.hidden);
   layer.workers.run(g.tokens, [&](int64_t i, int) {

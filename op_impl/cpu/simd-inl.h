@@ -111,9 +111,9 @@ FM_INLINE void with_dtype(int32_t dtype, F f) {
 }
 
 template <typename T>
-FM_INLINE const T *element(const Storage &s, int64_t i) { return static_cast<const T *>(s.data) + i; }
+FM_INLINE const T *element(const ConstStorage &s, int64_t i) { return static_cast<const T *>(s.data) + i; }
 
-static inline void widen_any(float *dst, const Storage &src, int64_t offset, int64_t n) {
+static inline void widen_any(float *dst, const ConstStorage &src, int64_t offset, int64_t n) {
   with_dtype(src.dtype, [&](auto tag) { widen(dst, element<typename decltype(tag)::type>(src, offset), n); });
 }
 static inline void narrow_any(const Storage &dst, int64_t offset, const float *src, int64_t n) {

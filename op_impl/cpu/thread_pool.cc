@@ -58,7 +58,7 @@ struct ThreadPool::State {
   int64_t items = 0;
   int active = 0;                      // threads that may take part, the caller included
   Task task = nullptr;
-  void *context = nullptr;
+  const void *context = nullptr;
 
   std::mutex mutex;
   std::condition_variable wake;
@@ -161,7 +161,7 @@ ThreadPool::Session::Session(ThreadPool &pool) : pool_(pool), threads_(pool.num_
 
 ThreadPool::Session::~Session() { pool_.state_->session.unlock(); }
 
-void ThreadPool::Session::run(int64_t items, Task task, void *context) {
+void ThreadPool::Session::run(int64_t items, Task task, const void *context) {
   State &s = *pool_.state_;
   if (items <= 1 || threads_ == 1) {
     for (int64_t item = 0; item < items; ++item) task(context, item, 0);

@@ -8,7 +8,7 @@ namespace flashmla {
 
 class ThreadPool {
  public:
-  using Task = void (*)(void *context, int64_t item, int thread);
+  using Task = void (*)(const void *context, int64_t item, int thread);
 
   // The process-wide pool. It is never destroyed: a worker may still be asleep when static objects go away.
   static ThreadPool &instance();
@@ -27,7 +27,7 @@ class ThreadPool {
     int num_threads() const { return threads_; }
     // Runs task(context, item, thread) for item in [0, items), handed out one by one; returns when all are done.
     // The caller is thread 0. What one run wrote is visible to the next.
-    void run(int64_t items, Task task, void *context);
+    void run(int64_t items, Task task, const void *context);
 
    private:
     ThreadPool &pool_;
