@@ -1,6 +1,7 @@
-// Keys of one head from the latent, for the paths where W_UK does not move to the query.
+// Keys of one head from the latent, for the paths where W_UK does not move to the query (rope_mode full, and many new tokens).
 #pragma once
 
+#include "op_impl/cpu/kv_tile-inl.h"
 #include "op_impl/cpu/prolog-inl.h"
 
 namespace flashmla {
@@ -37,36 +38,37 @@ static void decompress_keys(const Layer &layer, const float *w_uk /* from transp
   }
 }
 
-// One head of the expanded path.
-struct ExpandedHead {
-  const float *w_uk;   // of the head, from transpose_w_uk
-  const float *w_uv;   // packed [d_v, rank] of the head
-  float *k;            // [kv_chunk, ld_q]
-  float *v;            // [kv_chunk, ld_v]
-  float *o;            // [tokens, ld_v] running output of the head
-  float *m, *l;        // [tokens]
+// Tiles of the value-absorbed path: K of the request's head decompressed and rotated in place, V the latent.
+template <typename Latent>
+class DecompressedStream {
+ public:
+  // latent: a TileStream.
+  DecompressedStream(const Layer &layer, const float *w_uk /* [heads] as transpose_w_uk leaves them */, const Latent &latent,
+                     float *k /* [kv_tile, ld_q] */, int thread)
+      : layer_(layer), w_uk_(w_uk), latent_(latent), k_(k), thread_(thread) {}
+
+  KvTile load(const TileKeys &now, const TileKeys &next, const TileKeys &after) {
+    KvTile tile = latent_.load(shared(now), shared(next), shared(after));
+    decompress_keys(layer_, w_uk_ + now.kv_head * packed_size(1, layer_.d_n, layer_.rank), tile.v, tile.ldv, now.first, now.n, k_, thread_);
+    tile.k = k_;
+    tile.ldk = layer_.ld_q();
+    return tile;
+  }
+  decltype(auto) in_qk() { return latent_.in_qk(); }
+  decltype(auto) in_pv() { return latent_.in_pv(); }
+  void finish() { latent_.finish(); }
+
+ private:
+  static TileKeys shared(TileKeys keys) {  // all heads read the one latent
+    keys.kv_head = 0;
+    return keys;
+  }
+  const Layer &layer_;
+  const float *w_uk_;  // [heads]
+  Latent latent_;
+  float *k_;           // [kv_tile, ld_q]
+  const int thread_;
 };
-
-// The head's weights as decompress_tile takes them.
-static void prepare_weights(const Layer &layer, int64_t h, float *w_uk, float *w_uv) {
-  const PackedWeight uv = {layer.args.w_uv, h, 1, layer.d_v, layer.rank};
-  const bool widen_uv = uv.data.dtype != kFloat32;
-  layer.workers.run(widen_uv ? 2 : 1, [&](int64_t item, int thread) {
-    if (item == 0) transpose_w_uk(layer, h, w_uk, thread);
-    else widen_any(w_uv, uv.data, uv.offset(0), uv.n_padded() * uv.k);
-  });
-}
-
-// k = [c W_UK | k_pe] and v = c W_UV for a tile of keys.
-static void decompress_tile(const Layer &layer, const ExpandedHead &head, const Piece &piece, int64_t first, int64_t n, float *buffer,
-                            float *k, float *v, int thread) {
-  const int64_t d_c = layer.rank + layer.d_r;
-  int64_t ld;
-  const float *c = gather_rows(layer.args.cache, {piece.blocks, 0, first, n}, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
-  decompress_keys(layer, head.w_uk, c, ld, first, n, k, thread);
-  const GemmJob to_v = {c, ld, n, {{head.w_uv, kFloat32}, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
-  gemm_all(to_v, layer.gemm, thread);
-}
 
 }  // namespace FLASHMLA_NS
 }  // namespace flashmla

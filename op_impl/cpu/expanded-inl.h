@@ -7,6 +7,37 @@
 namespace flashmla {
 namespace FLASHMLA_NS {
 
+// One head of the expanded path.
+struct ExpandedHead {
+  const float *w_uk;   // of the head, from transpose_w_uk
+  const float *w_uv;   // packed [d_v, rank] of the head
+  float *k;            // [kv_chunk, ld_q]
+  float *v;            // [kv_chunk, ld_v]
+  float *o;            // [tokens, ld_v] running output of the head
+  float *m, *l;        // [tokens]
+};
+
+// The head's weights as decompress_tile takes them.
+static void prepare_weights(const Layer &layer, int64_t h, float *w_uk, float *w_uv) {
+  const PackedWeight uv = {layer.args.w_uv, h, 1, layer.d_v, layer.rank};
+  const bool widen_uv = uv.data.dtype != kFloat32;
+  layer.workers.run(widen_uv ? 2 : 1, [&](int64_t item, int thread) {
+    if (item == 0) transpose_w_uk(layer, h, w_uk, thread);
+    else widen_any(w_uv, uv.data, uv.offset(0), uv.n_padded() * uv.k);
+  });
+}
+
+// k = [c W_UK | k_pe] and v = c W_UV for a tile of keys.
+static void decompress_tile(const Layer &layer, const ExpandedHead &head, const Piece &piece, int64_t first, int64_t n, float *buffer,
+                            float *k, float *v, int thread) {
+  const int64_t d_c = layer.rank + layer.d_r;
+  int64_t ld;
+  const float *c = gather_rows(layer.args.cache, {piece.blocks, 0, first, n}, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
+  decompress_keys(layer, head.w_uk, c, ld, first, n, k, thread);
+  const GemmJob to_v = {c, ld, n, {{head.w_uv, kFloat32}, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
+  gemm_all(to_v, layer.gemm, thread);
+}
+
 // Keys [begin, end) of one piece, at row `at` of the chunk's K and V.
 struct KeyRange { int64_t piece, begin, end, at; };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op_impl/cpu/expanded-inl.h"
+#include "op_impl/cpu/request_plan-inl.h"
 
 namespace flashmla {
 namespace FLASHMLA_NS {
@@ -24,76 +25,47 @@ static void flash_mla(const LayerArgs &args, ThreadPool::Session &session) {
   }
 }
 
-// Attention alone: q against a paged cache of any number of kv heads.
+// For each KV tile of each work item: qk -> online_softmax -> pv.
+static void attend_group(Workers &workers, const AttendArgs &args, const RequestGroup &group) {
+  const int64_t d = args.cache.d;
+  const auto load_query = [&](const AttentionRequest &r, int64_t row, float *buffer /* [d] */) {
+    widen_any(buffer, args.q, group.q_row(r, row) * d, d);
+    return static_cast<const float *>(buffer);
+  };
+  const auto limit = [&](const AttentionRequest &r, int64_t row) { return group.limit(r, row); };
+  const AttentionJob job = {group.requests, group.count, d, args.head_dim_v, args.softmax};
+  with_tile_streams(workers, args.cache, args.head_dim_v, args.tiling.kv_tile, [&](const auto &make_stream) {
+    attend_requests(workers, job, args.tiling, make_stream, load_query, limit);
+  });
+}
+
+// The splits of every row become its output and its lse. buffers: [threads, round_up(head_dim_v, kPanelAlign)].
+static void combine_group(Workers &workers, const AttendArgs &args, const RequestGroup &group, float *buffers) {
+  const int64_t ldo = round_up(args.head_dim_v, kPanelAlign);
+  workers.run(group.count * group.rows_max, [&](int64_t item, int thread) {
+    const AttentionRequest &r = group.requests[item / group.rows_max];
+    const int64_t row = item % group.rows_max;
+    if (row >= r.rows) return;
+    float *out = buffers + thread * ldo;  // [ldo]
+    args.lse[group.lse_at(r, row)] = combine(r, row, out, ldo);
+    narrow_any(args.out, group.q_row(r, row) * args.head_dim_v, out, args.head_dim_v);
+  });
+}
+
+// Attention alone: q against a paged cache of any number of kv heads. Group by group: for each KV tile qk -> online_softmax -> pv,
+// then combine.
 static void flash_mla_with_kvcache(const AttendArgs &args, ThreadPool::Session &session) {
   Scratch &scratch = Scratch::instance();
   scratch.reset();
   Workers workers(session, scratch);
-  const int64_t h_kv = args.cache.h_kv, per_kv = args.h_q / h_kv, d = args.cache.d;
-  const int64_t ldo = round_up(args.head_dim_v, kPanelAlign);
-  float *row_buffer = scratch.alloc<float>(workers.threads() * ldo);
-  const int64_t tile_floats = TileStream<float>::floats(args.cache, args.tiling.kv_tile);
-  struct Part { int64_t sequence, token, tokens; };  // tokens [token, token + tokens) of a sequence's s_q
+  float *buffers = scratch.alloc<float>(workers.threads() * round_up(args.head_dim_v, kPanelAlign));  // [threads, ldo]
+  RequestPlan plan(args, scratch);
+  RequestGroup group = {args};
   const Scratch::Mark mark = scratch.mark();
-  Part next = {0, 0, 0};
-  while (next.sequence < args.batch) {
+  while (plan.next(&group)) {
+    attend_group(workers, args, group);
+    combine_group(workers, args, group, buffers);
     scratch.release(mark);
-    // As many tokens at a time as the splits' outputs have room for; where a cut falls changes no bit.
-    const int64_t parts_max = args.batch - next.sequence;
-    Part *parts = scratch.alloc<Part>(parts_max);
-    AttentionRequest *requests = scratch.alloc<AttentionRequest>(parts_max * h_kv);
-    int64_t count = 0, room = args.tiling.partial_bytes;
-    while (next.sequence < args.batch && count < parts_max && room > 0) {
-      const int64_t s_kv = args.cache_seqlens[next.sequence];
-      SeqTiling seq = make_seq_tiling(args.problem, args.tiling, args.s_q, s_kv);
-      if (s_kv == 0) seq.num_splits = 0;
-      const int64_t token_bytes = args.h_q * (seq.num_splits > 0 ? seq.num_splits : 1) * ldo * int64_t(sizeof(float));
-      const int64_t left = args.s_q - next.token, affordable = room / token_bytes;
-      Part &part = parts[count];
-      part = {next.sequence, next.token, affordable >= left ? left : affordable > 0 ? affordable : count == 0 ? 1 : 0};
-      if (part.tokens == 0) break;
-      room -= part.tokens * token_bytes;
-      for (int64_t h = 0; h < h_kv; ++h) {
-        AttentionRequest &r = requests[count * h_kv + h];
-        r = {args.block_table + part.sequence * args.max_blocks, count, h, part.tokens * per_kv, s_kv, seq, 0, 0, nullptr, nullptr, nullptr};
-        r.o = scratch.alloc<float>(split_rows(r) * ldo);
-        r.m = scratch.alloc<float>(split_rows(r));
-        r.l = scratch.alloc<float>(split_rows(r));
-      }
-      ++count;
-      next.token += part.tokens;
-      if (next.token == args.s_q) next = {next.sequence + 1, 0, 0};
-    }
-    const auto token_of = [&](const AttentionRequest &r, int64_t row) { return parts[r.sequence].token + row / per_kv; };
-    const auto q_row = [&](const AttentionRequest &r, int64_t row) {  // of q and out, [B, s_q, h_q]
-      return (parts[r.sequence].sequence * args.s_q + token_of(r, row)) * args.h_q + r.kv_head * per_kv + row % per_kv;
-    };
-    float *tile_memory = scratch.alloc<float>(workers.threads() * tile_floats);
-    with_dtype(args.cache.data.dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      attend_requests(workers, requests, count * h_kv, d, args.head_dim_v, args.softmax, args.tiling,
-                      [&](int thread) { return TileStream<T>(args.cache, args.head_dim_v, args.tiling.kv_tile, tile_memory + thread * tile_floats); },
-                      [&](const AttentionRequest &r, int64_t row, float *buffer) {
-                        widen_any(buffer, args.q, q_row(r, row) * d, d);
-                        return static_cast<const float *>(buffer);
-                      },
-                      [&](const AttentionRequest &r, int64_t row) {
-                        const int64_t limit = args.causal ? r.s_kv - args.s_q + token_of(r, row) + 1 : r.s_kv;  // bottom-right
-                        return limit > 0 ? limit : 0;
-                      });
-    });
-    int64_t rows_max = 0;
-    for (int64_t i = 0; i < count; ++i) rows_max = parts[i].tokens * per_kv > rows_max ? parts[i].tokens * per_kv : rows_max;
-    workers.run(count * h_kv * rows_max, [&](int64_t item, int thread) {
-      const AttentionRequest &r = requests[item / rows_max];
-      const int64_t row = item % rows_max;
-      if (row >= r.rows) return;
-      float *out = row_buffer + thread * ldo;
-      const float lse = combine(r, row, out, ldo);
-      narrow_any(args.out, q_row(r, row) * args.head_dim_v, out, args.head_dim_v);
-      const int64_t head = r.kv_head * per_kv + row % per_kv;
-      args.lse[(parts[r.sequence].sequence * args.h_q + head) * args.s_q + token_of(r, row)] = lse;
-    });
   }
 }
 
