@@ -1,6 +1,7 @@
 // The drivers: one operator call each.
 #pragma once
 
+#include "op_impl/cpu/absorbed-inl.h"
 #include "op_impl/cpu/expanded-inl.h"
 #include "op_impl/cpu/request_plan-inl.h"
 
