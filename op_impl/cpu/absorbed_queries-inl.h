@@ -15,7 +15,7 @@ static void absorb(const Layer &layer, const TokenGroup &g, float *query /* [tok
     gemm_all(up, layer.gemm, thread);
     for (int64_t i = 0; i < g.tokens; ++i) {
       const Piece &piece = piece_of(g, g.row + i);
-      float *pe = query + i * ld_query + h * layer.ld_query() + layer.rank;
+      float *pe = query + i * ld_query + h * layer.ld_query() + layer.rank;  // [d_r]
       copy_row(pe, layer.q + i * ld_q + h * layer.ld_q() + layer.d_n, layer.d_r);
       rope(pe, layer.rope_row(piece.position + (g.row + i - piece.row)), layer.d_r);
     }
@@ -26,7 +26,7 @@ static void absorb(const Layer &layer, const TokenGroup &g, float *query /* [tok
 static void rotate_queries(const Layer &layer, const TokenGroup &g) {
   layer.workers.run(g.tokens, [&](int64_t i, int) {
     const Piece &piece = piece_of(g, g.row + i);
-    const float *table = layer.rope_row(piece.position + (g.row + i - piece.row));
+    const float *table = layer.rope_row(piece.position + (g.row + i - piece.row));  // [rope_dim]
     for (int64_t h = 0; h < layer.heads; ++h) rope(layer.q + (i * layer.heads + h) * layer.ld_q(), table, layer.rope_dim);
   });
 }

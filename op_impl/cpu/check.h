@@ -24,8 +24,8 @@ struct BatchLimits {
 std::string check_batch(const CacheGeometry &cache, const Batch &batch, const BatchLimits &limits);
 
 // The same for flash_mla_with_kvcache.
-std::string check_cache_seqlens(const CacheGeometry &cache, int64_t batch, int64_t max_blocks, const int32_t *block_table,
-                                const int32_t *cache_seqlens);
+std::string check_cache_seqlens(const CacheGeometry &cache, int64_t batch, int64_t max_blocks,
+                                const int32_t *block_table /* [batch, max_blocks] */, const int32_t *cache_seqlens /* [batch] */);
 
 // The text of the last failure in the process, "" before any.
 const char *last_error();

@@ -19,7 +19,7 @@ static float combine(const AttentionRequest &r, int64_t row, float *out /* [ldo]
     const float l = r.l[s * r.rows + row];
     if (l == 0.0f) continue;
     const float weight = __builtin_expf(r.m[s * r.rows + row] - top);
-    const float *o = r.o + (s * r.rows + row) * ldo;
+    const float *o = r.o + (s * r.rows + row) * ldo;  // [ldo]
     const VF w = set1(weight);
     for (int64_t i = 0; i < ldo; i += kLanes) store(out + i, any ? fma(w, load(o + i), load(out + i)) : mul(w, load(o + i)));
     sum += weight * l;

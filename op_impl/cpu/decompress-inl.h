@@ -8,10 +8,10 @@ namespace flashmla {
 namespace FLASHMLA_NS {
 
 // W_UK of one head as float32 panels along d_n. It is stored as the absorbed path reads it, [d_n][rank] in panels along rank.
-static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk, int thread) {
+static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk /* packed [d_n, rank] */, int thread) {
   const PackedWeight from = {layer.args.w_uk, h, 1, layer.rank, layer.d_n};
   const PackedWeight to = {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank};
-  float *line = layer.gemm.wide(thread);
+  float *line = layer.gemm.wide(thread);  // [kPanel]
   for (int64_t p = 0; p < from.panels(); ++p) {
     const int64_t first = from.column(p), count = layer.rank - first < from.width(p) ? layer.rank - first : from.width(p);
     for (int64_t q = 0; q < to.panels(); ++q) {
@@ -19,7 +19,7 @@ static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk, int threa
       for (int64_t i = 0; i < width; ++i) {
         const int64_t n = to.column(q) + i;
         if (n < layer.d_n) widen_any(line, from.data, from.offset(p) + n * from.width(p), count); else zero_row(line, count);
-        float *dst = w_uk + to.offset(q) + first * width + i;
+        float *dst = w_uk + to.offset(q) + first * width + i;  // [count, width], one column
         for (int64_t r = 0; r < count; ++r) dst[r * width] = line[r];
       }
     }
@@ -27,12 +27,12 @@ static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk, int threa
 }
 
 // k [n, ld_q] = [c W_UK | k_pe], or c W_UK rotated over the whole head when rope_mode is full, for keys first .. first + n.
-static void decompress_keys(const Layer &layer, const float *w_uk /* from transpose_w_uk */, const float *c /* [n, ldc] */, int64_t ldc,
-                            int64_t first, int64_t n, float *k, int thread) {
+static void decompress_keys(const Layer &layer, const float *w_uk /* packed [d_n, rank] */, const float *c /* [n, ldc] */, int64_t ldc,
+                            int64_t first, int64_t n, float *k /* [n, ld_q] */, int thread) {
   const GemmJob up = {c, ldc, n, {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank}, 0, layer.rank, k, layer.ld_q(), false, nullptr};
   gemm_all(up, layer.gemm, thread);
   for (int64_t j = 0; j < n; ++j) {
-    float *row = k + j * layer.ld_q();
+    float *row = k + j * layer.ld_q();  // [ld_q]
     if (layer.rope_full) rope(row, layer.rope_row(first + j), layer.rope_dim);
     else copy_row(row + layer.d_n, c + j * ldc + layer.rank, layer.d_r);
   }
@@ -43,7 +43,7 @@ template <typename Latent>
 class DecompressedStream {
  public:
   // latent: a TileStream.
-  DecompressedStream(const Layer &layer, const float *w_uk /* [heads] as transpose_w_uk leaves them */, const Latent &latent,
+  DecompressedStream(const Layer &layer, const float *w_uk /* [heads] of packed [d_n, rank] */, const Latent &latent,
                      float *k /* [kv_tile, ld_q] */, int thread)
       : layer_(layer), w_uk_(w_uk), latent_(latent), k_(k), thread_(thread) {}
 
@@ -64,7 +64,7 @@ class DecompressedStream {
     return keys;
   }
   const Layer &layer_;
-  const float *w_uk_;  // [heads]
+  const float *w_uk_;  // [heads] of packed [d_n, rank]
   Latent latent_;
   float *k_;           // [kv_tile, ld_q]
   const int thread_;

@@ -95,9 +95,9 @@ static ExpandedScratch make_scratch(const Layer &layer, const TokenGroup &g) {
   return s;
 }
 
-// One head of the group; q and out as in ExpandedHead.
-static void attend_head(const Layer &layer, const TokenGroup &g, int64_t h, ExpandedScratch &s, const float *q, int64_t ld_q_rows, float *out,
-                        int64_t ld_out) {
+// One head of the group.
+static void attend_head(const Layer &layer, const TokenGroup &g, int64_t h, ExpandedScratch &s, const float *q /* [tokens, ld_q_rows] */,
+                        int64_t ld_q_rows, float *out /* [tokens, ld_out] */, int64_t ld_out) {
   prepare_weights(layer, h, s.w_uk, s.w_uv);
   const PackedWeight uv = {layer.args.w_uv, h, 1, layer.d_v, layer.rank};
   s.head.w_uk = s.w_uk;

@@ -43,7 +43,7 @@ static void decompress_tile(const Layer &layer, const ExpandedHead &head, const 
   float *k = head.k + at * layer.ld_q();  // [n, ld_q]
   float *v = head.v + at * layer.ld_v();  // [n, ld_v]
   int64_t ld;
-  const float *c = gather_rows(layer.args.cache, {piece.blocks, 0, first, n}, d_c, buffer, round_up(d_c, kPanelAlign), &ld);
+  const float *c = gather_rows(layer.args.cache, {piece.blocks, 0, first, n}, d_c, buffer, round_up(d_c, kPanelAlign), &ld);  // [n, ld]
   decompress_keys(layer, head.w_uk, c, ld, first, n, k, thread);
   const GemmJob to_v = {c, ld, n, {{head.w_uv, kFloat32}, 0, 1, layer.d_v, layer.rank}, 0, layer.rank, v, layer.ld_v(), false, nullptr};
   gemm_all(to_v, layer.gemm, thread);

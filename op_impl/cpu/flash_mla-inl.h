@@ -40,8 +40,8 @@ static void attend_group(Workers &workers, const AttendArgs &args, const Request
   });
 }
 
-// The splits of every row become its output and its lse. buffers: [threads, round_up(head_dim_v, kPanelAlign)].
-static void combine_group(Workers &workers, const AttendArgs &args, const RequestGroup &group, float *buffers) {
+// The splits of every row become its output and its lse.
+static void combine_group(Workers &workers, const AttendArgs &args, const RequestGroup &group, float *buffers /* [threads, ldo] */) {
   const int64_t ldo = round_up(args.head_dim_v, kPanelAlign);
   workers.run(group.count * group.rows_max, [&](int64_t item, int thread) {
     const AttentionRequest &r = group.requests[item / group.rows_max];
@@ -75,11 +75,11 @@ static void merge_attention_states(const MergeArgs &args, ThreadPool::Session &s
   Scratch &scratch = Scratch::instance();
   scratch.reset();
   Workers workers(session, scratch);
-  float *memory = scratch.alloc<float>(workers.threads() * 2 * args.d);
+  float *memory = scratch.alloc<float>(workers.threads() * 2 * args.d);  // [threads][2, d]
   const float inf = __builtin_inff();
   workers.run(args.batch * args.s_q, [&](int64_t item, int thread) {
     const int64_t b = item / args.s_q, token = item % args.s_q;
-    float *a_row = memory + thread * 2 * args.d, *b_row = a_row + args.d;
+    float *a_row = memory + thread * 2 * args.d, *b_row = a_row + args.d;  // [d]
     for (int64_t h = 0; h < args.heads; ++h) {
       const int64_t state = (b * args.heads + h) * args.s_q + token, at = (item * args.heads + h) * args.d;
       const float lse_a = args.lse_a[state], lse_b = args.lse_b[state];

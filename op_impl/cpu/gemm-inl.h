@@ -44,7 +44,7 @@ static void gemm_all(const GemmJob &job, const GemmScratch &scratch, int thread)
 }
 
 // Runs independent products side by side.
-static void run_gemms(Workers &workers, const GemmJob *jobs, int count, const GemmScratch &scratch) {
+static void run_gemms(Workers &workers, const GemmJob *jobs /* [count] */, int count, const GemmScratch &scratch) {
   struct Cut { int64_t row_blocks, rows, panels, items; } cuts[kMostGemms];
   int64_t items = 0;
   for (int j = 0; j < count; ++j) {

@@ -46,7 +46,7 @@ struct GemmJob {
 
 // What a worker needs beside the job.
 struct GemmScratch {
-  float *floats;
+  float *floats;              // [threads, per_thread]
   int64_t k_block, rows, panels, per_thread;
   const GemmChoice *choices;  // [kProjections]
 
@@ -71,7 +71,7 @@ static void write_out(const GemmJob &job, int64_t row, int64_t rows, int64_t col
   for (int64_t m = row; m < row + rows; ++m) {
     for (int64_t c0 = col; c0 < col + cols; c0 += kPanel) {
       const int64_t n = col + cols - c0 < kPanel ? col + cols - c0 : kPanel;
-      const float *src = job.c + m * job.ldc + c0;
+      const float *src = job.c + m * job.ldc + c0;  // [n]
       for (int64_t i = 0; i < n; ++i) line[i] = e.bias ? src[i] + e.bias[c0 + i] : src[i];
       if (e.residual.present()) {
         widen_any(add_on, e.residual, (e.first_row + m) * e.ld + c0, n);

@@ -14,15 +14,15 @@ namespace FLASHMLA_NS {
 // against 68 GFLOP/s a core; float32 loses by it, 41 against 54, since the second pass reads the panel again).
 template <typename T>
 static void gemm_few_rows(const GemmJob &job, int64_t row, int64_t rows, int64_t p0, int64_t p1) {
-  const float *a = job.a + row * job.lda;
+  const float *a = job.a + row * job.lda;  // [rows, lda]
   const int64_t depth = job.k_end - job.k_begin;
   const Start start = job.accumulate ? Start::kKeep : Start::kZero;
   const Slice<float> nothing;
   Lines none;
   for (int64_t p = p0; p < p1; ++p) {
     const int64_t width = job.w.width(p);
-    const T *b = element<T>(job.w.data, job.w.offset(p) + job.k_begin * width);
-    float *c = job.c + row * job.ldc + job.w.column(p);
+    const T *b = element<T>(job.w.data, job.w.offset(p) + job.k_begin * width);  // [depth, width]
+    float *c = job.c + row * job.ldc + job.w.column(p);                          // [rows, ldc]
     if (rows <= kGemmRows) {
       block_product<true>(rows, width, a, job.lda, 1, b, width, depth, c, job.ldc, start, nullptr, none);
       continue;
@@ -48,7 +48,7 @@ static void gemm_flat(const GemmJob &job, int64_t row, int64_t rows, int64_t p0,
   Lines none;
   for (int64_t p = p0; p < p1; ++p) {
     const int64_t width = job.w.width(p);
-    const T *b = element<T>(job.w.data, job.w.offset(p) + job.k_begin * width);
+    const T *b = element<T>(job.w.data, job.w.offset(p) + job.k_begin * width);  // [depth, width]
     block_product<true>(rows, width, job.a + row * job.lda, job.lda, 1, b, width, job.k_end - job.k_begin, job.c + row * job.ldc + job.w.column(p),
                         job.ldc, job.accumulate ? Start::kKeep : Start::kZero, nullptr, none);
   }
@@ -60,8 +60,8 @@ template <typename T>
 static void panel_product(const GemmJob &job, const float *a /* [rows, lda] */, int64_t lda, int64_t rows, int64_t panel, int64_t k0, int64_t k1,
                           float *c /* [rows, ldc] */, int64_t ldc, Start start, Lines ahead, const GemmScratch &scratch, int thread) {
   const int64_t width = job.w.width(panel);
-  const T *b = element<T>(job.w.data, job.w.offset(panel) + k0 * width);
-  const float *wide;
+  const T *b = element<T>(job.w.data, job.w.offset(panel) + k0 * width);  // [k1 - k0, width]
+  const float *wide;                                                      // [k1 - k0, width]
   if constexpr (sizeof(T) == sizeof(float)) {
     wide = b;
   } else {  // widened once for all row blocks
@@ -81,9 +81,10 @@ template <typename T>
 static void gemm_many_rows(const GemmJob &job, int64_t row, int64_t rows, int64_t p0, int64_t p1, const GemmScratch &scratch, int thread) {
   const int64_t k_block = scratch.k_block;
   const bool copy_a = rows_collide(job.lda) && p1 - p0 > 1, copy_c = rows_collide(job.ldc) && p1 - p0 > 1;
-  float *sums = scratch.sums(thread), *block = scratch.activations(thread);
-  const float *a = job.a + row * job.lda;
-  float *c = job.c + row * job.ldc;
+  float *sums = scratch.sums(thread);          // [p1 - p0][rows, kPanel]
+  float *block = scratch.activations(thread);  // [rows, k_block]
+  const float *a = job.a + row * job.lda;  // [rows, lda]
+  float *c = job.c + row * job.ldc;        // [rows, ldc]
   const auto each_sum = [&](auto copy) {
     for (int64_t m = 0; copy_c && m < rows; ++m)  // rows outside: C is read and written in its own order
       for (int64_t p = p0; p < p1; ++p) copy(sums + ((p - p0) * rows + m) * kPanel, c + m * job.ldc + job.w.column(p), job.w.width(p));
@@ -91,7 +92,7 @@ static void gemm_many_rows(const GemmJob &job, int64_t row, int64_t rows, int64_
   if (job.accumulate) each_sum([](float *sum, float *out, int64_t n) { copy_row(sum, out, n); });
   for (int64_t k0 = job.k_begin; k0 < job.k_end; k0 += k_block) {
     const int64_t k1 = k0 + k_block < job.k_end ? k0 + k_block : job.k_end;
-    const float *a_block = a + k0 - job.k_begin;
+    const float *a_block = a + k0 - job.k_begin;  // [rows, lda]
     if (copy_a)
       for (int64_t m = 0; m < rows; ++m) copy_row(block + m * k_block, a_block + m * job.lda, k1 - k0);
     const Start start = job.accumulate || k0 > job.k_begin ? Start::kKeep : Start::kZero;

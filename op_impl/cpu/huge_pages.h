@@ -9,6 +9,6 @@ namespace flashmla {
 // faster. A hint: where it fails nothing changes. Does nothing below 4 MiB, above kMostHintedBytes (the pause would be felt; memory of
 // LatentKVCache asks by itself as it is written) and with MS_FLASHMLA_HUGE_PAGES=0.
 inline constexpr int64_t kMostHintedBytes = int64_t{2} << 30;
-void hint_huge_pages(const void *data, int64_t bytes);
+void hint_huge_pages(const void *data /* [bytes] */, int64_t bytes);
 
 }  // namespace flashmla

@@ -10,15 +10,15 @@ namespace flashmla {
 
 // Elements of one of the three float dtypes that are only read; offsets are in elements.
 struct ConstStorage {
-  const void *data;
-  int32_t dtype;  // DType
+  const void *data;  // [elements], as many as the holder's comment says
+  int32_t dtype;     // DType
   bool present() const { return data != nullptr; }
 };
 
 // The same, written.
 struct Storage {
-  void *data;
-  int32_t dtype;  // DType
+  void *data;        // [elements]
+  int32_t dtype;     // DType
   bool present() const { return data != nullptr; }
   operator ConstStorage() const { return {data, dtype}; }
 };
@@ -57,9 +57,18 @@ struct LayerArgs {
   Batch batch;
   const float *rope_table;       // [rope_positions, rope_dim], row = [cos | sin]
   int64_t rope_positions;
-  Storage w_q, w_kv_a, w_uk, w_uv, w_o, w_q_a;             // packed
-  Storage kv_norm, q_norm, b_q_a, b_kv_a, b_o;             // [r], [q_lora_rank], ...
-  Storage residual;              // [T, hidden]
+  // packed, as groups of [n, k]; d_q = qk_nope_head_dim + qk_rope_head_dim, r = kv_lora_rank
+  Storage w_q;                   // [h_q][d_q, q_lora_rank], or [h_q][d_q, hidden] without low-rank q
+  Storage w_kv_a;                // [r + qk_rope_head_dim, hidden]
+  Storage w_uk;                  // [h_q][r, qk_nope_head_dim]
+  Storage w_uv;                  // [h_q][v_head_dim, r]
+  Storage w_o;                   // [hidden, h_q * v_head_dim]
+  Storage w_q_a;                 // [q_lora_rank, hidden] or absent
+  Storage kv_norm;               // [r]
+  Storage q_norm, b_q_a;         // [q_lora_rank] or absent
+  Storage b_kv_a;                // [r + qk_rope_head_dim] or absent
+  Storage b_o;                   // [hidden] or absent
+  Storage residual;              // [T, hidden] or absent
   Storage out;                   // [T, hidden]
   Problem problem;
   TilingData tiling;
@@ -85,7 +94,7 @@ struct MergeArgs {
   int64_t batch, s_q, heads, d;
   Storage out_a, out_b, out;     // [B, s_q, h, d]
   const float *lse_a, *lse_b;    // [B, h, s_q]
-  float *lse;
+  float *lse;                    // [B, h, s_q]
 };
 
 // One product with a packed weight, for measuring: C = A W.

@@ -8,15 +8,15 @@ namespace flashmla {
 namespace FLASHMLA_NS {
 
 struct KvTile {
-  const float *k;  // [n, ldk]
+  const float *k;  // [n, ldk], d_qk columns of it
   int64_t ldk;
-  const float *v;  // [n, ldv], readable up to the next multiple of 16 columns
+  const float *v;  // [n, ldv], d_v columns, readable up to the next multiple of 16 columns
   int64_t ldv;
 };
 
 // Which keys a tile holds.
 struct TileKeys {
-  const int32_t *blocks = nullptr;  // the sequence's row of the block table; nullptr: no tile
+  const int32_t *blocks = nullptr;  // [max_blocks]: the sequence's row of the block table; nullptr: no tile
   int64_t kv_head = 0, first = 0, n = 0;
   bool holds(const TileKeys &other) const {
     return blocks == other.blocks && kv_head == other.kv_head && first == other.first && n >= other.n;
@@ -29,11 +29,12 @@ static inline int64_t cache_slot(const PagedCache &cache, const TileKeys &keys, 
 }
 
 // Only rows of the n keys asked for are read: what stands in the rest of a page never reaches a register.
-// buffer: [n, ld], used unless the rows already stand in memory as float32, one behind the other.
 static bool rows_in_place(const PagedCache &cache, const TileKeys &keys, int64_t readable /* columns */) {
   return cache.data.dtype == kFloat32 && keys.first % cache.block_size + keys.n <= cache.block_size && readable <= cache.d;
 }
-static const float *gather_rows(const PagedCache &cache, const TileKeys &keys, int64_t readable, float *buffer, int64_t ld, int64_t *ld_out) {
+// Gives [n, *ld_out]: the buffer, or the cache itself where the rows stand in it as float32, one behind the other.
+static const float *gather_rows(const PagedCache &cache, const TileKeys &keys, int64_t readable, float *buffer /* [n, ld] */, int64_t ld,
+                                int64_t *ld_out) {
   const int64_t row_elements = cache.h_kv * cache.d, head = keys.kv_head * cache.d;
   if (rows_in_place(cache, keys, readable)) {
     *ld_out = row_elements;
@@ -50,12 +51,12 @@ template <typename T>
 struct NextTile {
   const PagedCache *cache = nullptr;
   TileKeys keys;
-  float *dst = nullptr;
+  float *dst = nullptr;   // [n, d], 16 bits: where the tile goes
   TileKeys later;         // the tile after it
   int64_t pieces = 0, goal = 0, done = 0;
 
   NextTile() = default;
-  NextTile(const PagedCache &paged, const TileKeys &tile, float *to, const TileKeys &after)
+  NextTile(const PagedCache &paged, const TileKeys &tile, float *to /* [n, d] */, const TileKeys &after)
       : cache(&paged), keys(tile), dst(to), later(after), pieces(tile.blocks ? tile.n * paged.d / kPiece : 0) {}
 
   // The next of as many equal parts up to the goal, as far as the page goes; what is left over falls to the parts after it.
@@ -81,8 +82,8 @@ struct NextTile {
 template <typename T>
 class TileStream {
  public:
-  // memory: floats(cache, kv_tile). Rows are read up to round_up(d_v, 16) columns.
-  TileStream(const PagedCache &cache, int64_t d_v, int64_t kv_tile, float *memory)
+  // Rows are read up to round_up(d_v, kPanelAlign) columns.
+  TileStream(const PagedCache &cache, int64_t d_v, int64_t kv_tile, float *memory /* [floats(cache, kv_tile)] */)
       : cache_(cache), d_v_(d_v), ld_(round_up(cache.d, kPanelAlign)), ahead_(cache.h_kv == 1 && cache.d % kPiece == 0),
         buffers_{memory, memory + tile_floats(cache, kv_tile)} {}
   static int64_t tile_floats(const PagedCache &cache, int64_t kv_tile) { return kv_tile * round_up(cache.d, kPanelAlign) + kPanelAlign; }
@@ -120,7 +121,7 @@ class TileStream {
   const PagedCache &cache_;
   const int64_t d_v_, ld_;
   const bool ahead_;
-  float *const buffers_[2];
+  float *const buffers_[2];  // [kv_tile, ld_] each
   int current_ = 0;
   NextTile<T> next_;
 };

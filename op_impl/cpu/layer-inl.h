@@ -9,7 +9,7 @@ namespace FLASHMLA_NS {
 
 // Consecutive new tokens of one sequence.
 struct Piece {
-  const int32_t *blocks;  // the sequence's row of the block table
+  const int32_t *blocks;  // [max_blocks]: the sequence's row of the block table
   int64_t row;            // of the first token in hidden_states
   int64_t tokens;
   int64_t position;       // of the first token
@@ -20,13 +20,14 @@ struct Piece {
 struct TokenGroup {
   int64_t row, tokens;    // rows [row, row + tokens)
   int32_t path;           // AttentionPath
-  const Piece *pieces;
+  const Piece *pieces;    // [num_pieces]
   int64_t num_pieces;
 };
 
+// s as float32 [n], or nullptr where it is absent.
 static const float *widened(Scratch &scratch, const ConstStorage &s, int64_t n) {
   if (!s.present()) return nullptr;
-  float *copy = scratch.alloc<float>(n);
+  float *copy = scratch.alloc<float>(n);  // [n]
   widen_any(copy, s, 0, n);
   return copy;
 }
@@ -40,7 +41,10 @@ struct Layer {
   int64_t rope_dim;
 
   // float32 copies of the small vectors
-  const float *kv_norm, *q_norm, *b_q_a, *b_kv_a, *b_o;
+  const float *kv_norm;         // [rank]
+  const float *q_norm, *b_q_a;  // [q_rank] or nullptr
+  const float *b_kv_a;          // [rank + d_r] or nullptr
+  const float *b_o;             // [hidden] or nullptr
   GemmScratch gemm;
 
   // of the current group, written by prolog
@@ -64,7 +68,9 @@ struct Layer {
   int64_t ld_v() const { return round_up(d_v, kPanelAlign); }
   int64_t ld_latent() const { return round_up(rank, kPanelAlign); }
   int64_t ld_query() const { return ld_latent() + round_up(d_r, kPanelAlign); }  // one head of an absorbed query
-  const float *rope_row(int64_t position) const { return args.rope_table + position * rope_dim; }
+  const float *rope_row(int64_t position) const {  // [rope_dim]
+    return args.rope_table + position * rope_dim;
+  }
 };
 
 static inline Epilog layer_epilog(const Layer &layer, const TokenGroup &g) {
@@ -113,7 +119,7 @@ class GroupPlan {
 
  private:
   const Layer &layer_;
-  Piece *pieces_;
+  Piece *pieces_;  // [B + 1]
   int64_t sequence_ = 0, done_ = 0, row_ = 0;
 };
 

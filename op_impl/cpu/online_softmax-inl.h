@@ -15,7 +15,7 @@ static void mask_scores(const RowChunk &c, int64_t first, int64_t n) {
 // S -> P = exp(S - max), updates m and l, and gives the factor by which the output so far is to be rescaled.
 static void online_softmax(const RowChunk &c, int64_t n) {
   for (int64_t row = 0; row < c.rows; row += kLanes) {
-    float *s = c.s + row;
+    float *s = c.s + row;  // [n, lds]
     const VF before = load(c.m + row);
     VF now = before;
     for (int64_t j = 0; j < n; ++j) now = max(now, load(s + j * c.lds));
@@ -43,7 +43,7 @@ constexpr float kPhiBelow = 40.0f, kPhiAbove = 60.0f;
 static void unified_softmax(const RowChunk &c, int64_t n) {
   const VF base = set1(c.phi);
   for (int64_t row = 0; row < c.rows; row += kLanes) {
-    float *s = c.s + row;
+    float *s = c.s + row;  // [n, lds]
     VF now = load(c.m + row), sum = load(c.l + row);
     for (int64_t j = 0; j < n; ++j) {
       const VF score = load(s + j * c.lds);

@@ -36,8 +36,8 @@ struct PackedRows {
 template <typename Tiles, typename LoadQuery, typename Limit>
 class ItemRunner {
  public:
-  // query: [d_qk], for load_query.
-  ItemRunner(const AttentionJob &job, const TilingData &t, RowChunk &chunk, float *query, Tiles &tiles, const LoadQuery &load_query, const Limit &limit)
+  ItemRunner(const AttentionJob &job, const TilingData &t, RowChunk &chunk, float *query /* [d_qk] */, Tiles &tiles, const LoadQuery &load_query,
+             const Limit &limit)
       : job_(job), t_(t), chunk_(chunk), query_(query), tiles_(tiles), load_query_(load_query), limit_(limit) {}
 
   void run(const WorkItem &item) {

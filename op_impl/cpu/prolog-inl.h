@@ -6,11 +6,11 @@
 namespace flashmla {
 namespace FLASHMLA_NS {
 
-// The group's hidden states as float32: in place, or widened.
+// The group's hidden states as float32 [tokens, hidden]: in place, or widened.
 static const float *float_hidden(Layer &layer, const TokenGroup &g) {
   const ConstStorage hidden = layer.args.hidden;
   if (hidden.dtype == kFloat32) return element<float>(hidden, g.row * layer.hidden);
-  float *x = layer.workers.scratch().alloc<float>(g.tokens * layer.hidden);
+  float *x = layer.workers.scratch().alloc<float>(g.tokens * layer.hidden);  // [tokens, hidden]
   layer.workers.run(g.tokens, [&](int64_t i, int) {
     widen_any(x + i * layer.hidden, hidden, (g.row + i) * layer.hidden, layer.hidden);
   });
@@ -47,8 +47,8 @@ static void prolog(Layer &layer, const TokenGroup &g) {
   const int64_t ld_kv = round_up(layer.rank + layer.d_r, kPanelAlign);
   const int64_t ld_qa = round_up(layer.q_rank, kPanelAlign);
   const bool low_rank = layer.q_rank > 0, all_heads = g.path != kExpanded;
-  float *kv = scratch.alloc<float>(g.tokens * ld_kv);
-  float *q_a = low_rank ? scratch.alloc<float>(g.tokens * ld_qa) : nullptr;
+  float *kv = scratch.alloc<float>(g.tokens * ld_kv);                              // [tokens, ld_kv]
+  float *q_a = low_rank ? scratch.alloc<float>(g.tokens * ld_qa) : nullptr;        // [tokens, ld_qa]
   layer.q_in = low_rank ? q_a : layer.x;
   layer.ld_q_in = low_rank ? ld_qa : layer.hidden;
   layer.q = all_heads ? scratch.alloc<float>(g.tokens * layer.heads * layer.ld_q()) : nullptr;
@@ -65,7 +65,7 @@ static void prolog(Layer &layer, const TokenGroup &g) {
     const Piece &piece = piece_of(g, g.row + i);
     append(layer, kv + i * ld_kv, piece, piece.position + (g.row + i - piece.row));
     if (!low_rank) return;
-    float *row = q_a + i * ld_qa;
+    float *row = q_a + i * ld_qa;  // [q_rank]
     if (layer.b_q_a) add_row(row, layer.b_q_a, layer.q_rank);
     rms_norm(row, layer.q_norm, layer.q_rank, args.attrs.q_norm_eps, args.attrs.q_lora_scale);
   });

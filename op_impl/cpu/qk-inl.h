@@ -17,14 +17,14 @@ struct RowStrides {
   }
 };
 template <int J>
-FM_INLINE const float *k_row(const char *base, const RowStrides &s) {
+FM_INLINE const float *k_row(const char *base /* [8, ldk]: rows of K from 8 b on */, const RowStrides &s) {
   constexpr int j = J % 8;
   const int64_t offset = j == 1 ? s.one : j == 2 ? s.one * 2 : j == 3 ? s.three : j == 4 ? s.one * 4 : j == 5 ? s.five : j == 6 ? s.three * 2 : j == 7 ? s.seven : 0;
   return reinterpret_cast<const float *>(base + offset);
 }
 
 template <int PACK>
-FM_INLINE VF load_pack(const float *k) {  // PACK elements of a key, for every row of a vector
+FM_INLINE VF load_pack(const float *k /* [PACK] */) {  // PACK elements of a key, for every row of a vector
   if constexpr (PACK == kLanes) return load(k); else return load_quad(k);
 }
 
@@ -34,7 +34,7 @@ struct QkSums {
   VF acc[KEYS][NV];
 
   template <int J = 0>
-  FM_INLINE_MEMBER void add_pack(const char *const *base, const RowStrides &strides, const VF *q) {
+  FM_INLINE_MEMBER void add_pack(const char *const *base /* [ceil(KEYS / 8)] */, const RowStrides &strides, const VF *q /* [NV] */) {
     if constexpr (J < KEYS) {
       const VF x = load_pack<PACK>(k_row<J>(base[J / 8], strides));
       FM_UNROLL
@@ -43,11 +43,11 @@ struct QkSums {
     }
   }
   // The sums over the elements of a row, one float a row.
-  FM_INLINE_MEMBER void store_rows(float *s, int64_t lds) {
+  FM_INLINE_MEMBER void store_rows(float *s /* [KEYS, lds] */, int64_t lds) {
     const VF none = zero();
     FM_UNROLL
     for (int j = 0; j < KEYS; ++j) {
-      const VF *a = acc[j];
+      const VF *a = acc[j];  // [NV]
       if constexpr (PACK == kLanes && kLanes != 4) {
         FM_UNROLL
         for (int v = 0; v < NV; ++v) s[j * lds + v] = reduce_add(a[v]);
@@ -64,7 +64,7 @@ struct QkSums {
 // one order, whatever KEYS and NV.
 template <int KEYS, int NV, int PACK, typename TS>
 FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
-                        int64_t d, float *s, int64_t lds, const Slice<TS> &side) {
+                        int64_t d, float *s /* [KEYS, lds] */, int64_t lds, const Slice<TS> &side) {
   QkSums<KEYS, NV, PACK> sums;
   VF q[NV];
   FM_UNROLL
@@ -100,12 +100,13 @@ FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const floa
 
 // All keys of a tile for one row group.
 template <int NV, int PACK, typename Side>
-static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, Side &side, int64_t groups /* to come, this one included */) {
+static void qk_group(const float *qt /* [d / PACK][NV][kLanes] */, const KvTile &tile, int64_t n, int64_t d, float *s /* [n, lds] */, int64_t lds,
+                     Side &side, int64_t groups /* to come, this one included */) {
   constexpr int KEYS = kQkAccumulators / NV < 16 ? kQkAccumulators / NV : 16;
   const RowStrides strides(tile.ldk);
   for (int64_t j = 0; j < n;) {
-    const float *k = tile.k + j * tile.ldk;
-    float *to = s + j * lds;
+    const float *k = tile.k + j * tile.ldk;  // [keys, ldk]
+    float *to = s + j * lds;                 // [keys, lds]
     const int64_t left = n - j;
     const int64_t keys = left >= KEYS ? KEYS : left >= 4 ? (KEYS < 4 ? KEYS : 4) : 1;
     const auto part = side.take((left + keys - 1) / keys + (groups - 1) * ((n + KEYS - 1) / KEYS));
@@ -118,7 +119,8 @@ static void qk_group(const float *qt, const KvTile &tile, int64_t n, int64_t d, 
 
 // The row group of as many vectors as the ISA's registers hold at the most.
 template <int NV, int PACK, typename Side>
-static void qk_vecs(int64_t vecs, const float *qt, const KvTile &tile, int64_t n, int64_t d, float *s, int64_t lds, Side &side, int64_t groups) {
+static void qk_vecs(int64_t vecs, const float *qt /* [d / PACK][vecs][kLanes] */, const KvTile &tile, int64_t n, int64_t d, float *s /* [n, lds] */,
+                    int64_t lds, Side &side, int64_t groups) {
   if (vecs == NV) return qk_group<NV, PACK>(qt, tile, n, d, s, lds, side, groups);
   if constexpr (NV < kQkVecs) qk_vecs<NV + 1, PACK>(vecs, qt, tile, n, d, s, lds, side, groups);
 }
@@ -127,8 +129,8 @@ template <int PACK, typename Side>
 static void qk_packed(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
   for (int64_t group = 0; group < c.vecs();) {
     const int64_t vecs = group_vecs(c.vecs() - group);
-    const float *qt = c.qt + group * c.depth() * kLanes;
-    float *s = c.s + group * (kLanes / PACK);
+    const float *qt = c.qt + group * c.depth() * kLanes;  // [depth][vecs][kLanes]
+    float *s = c.s + group * (kLanes / PACK);             // [n, lds]
     const int64_t groups = (c.vecs() - group + vecs - 1) / vecs;
     qk_vecs<1, PACK>(vecs, qt, tile, n, c.d_qk, s, c.lds, side, groups);
     group += vecs;

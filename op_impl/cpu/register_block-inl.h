@@ -7,7 +7,8 @@
 namespace flashmla {
 namespace FLASHMLA_NS {
 
-// Weights read once from memory are prefetched this far ahead.
+// Weights read once from memory are prefetched this far ahead: at the 13.4 GB/s that a core streams (docs/performance.md) 300 ns, longer
+// than a read from memory takes. A prefetch never faults: it may point past the weight's end.
 constexpr int64_t kStreamAheadBytes = 4096;
 
 template <int N>
@@ -19,8 +20,9 @@ enum class Start { kZero, kKeep };
 // C[MR][NV lanes] = start + sum_k A[m, k] B[k][NV lanes]; A[m, k] at a[m * a_row + k * a_k]. With factors, what stands in C is
 // multiplied by its row's first: the rescale of online softmax.
 template <int MR, int NV, bool kStream, typename TB, typename TS>
-FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
-                              float *c, int64_t ldc, Start start, const float *factor /* [MR] or nullptr */, const Slice<TS> &side) {
+FM_INLINE void register_block(const float *a /* [MR][k], strides a_row and a_k */, int64_t a_row, int64_t a_k, const TB *b /* [k, ldb] */, int64_t ldb,
+                              int64_t k, float *c /* [MR, ldc] */, int64_t ldc, Start start, const float *factor /* [MR] or nullptr */,
+                              const Slice<TS> &side) {
   VF acc[MR][NV];
   FM_UNROLL
   for (int m = 0; m < MR; ++m)
@@ -56,8 +58,8 @@ FM_INLINE void register_block(const float *a, int64_t a_row, int64_t a_k, const 
 }
 
 template <int NV, bool kStream, typename TB, typename TS>
-static void register_rows(int rows, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb, int64_t k,
-                          float *c, int64_t ldc, Start start, const float *factor, const Slice<TS> &side) {
+static void register_rows(int rows, const float *a /* [rows][k] */, int64_t a_row, int64_t a_k, const TB *b /* [k, ldb] */, int64_t ldb, int64_t k,
+                          float *c /* [rows, ldc] */, int64_t ldc, Start start, const float *factor /* [rows] or nullptr */, const Slice<TS> &side) {
   static_assert(kGemmRows == 6, "one case a row count");
   switch (rows) {
     case 1: return register_block<1, NV, kStream>(a, a_row, a_k, b, ldb, k, c, ldc, start, factor, side);
@@ -72,8 +74,8 @@ static void register_rows(int rows, const float *a, int64_t a_row, int64_t a_k, 
 // The same for any number of rows and n a multiple of 16: columns outside, so that the n-wide strip of B stays in L1
 // while the row blocks pass over it; rows in even blocks of at most kGemmRows.
 template <bool kStream, typename TB, typename Side>
-static void block_product(int64_t rows, int64_t n, const float *a, int64_t a_row, int64_t a_k, const TB *b, int64_t ldb,
-                          int64_t k, float *c, int64_t ldc, Start start, const float *factor /* [rows] */, Side &side) {
+static void block_product(int64_t rows, int64_t n, const float *a /* [rows][k] */, int64_t a_row, int64_t a_k, const TB *b /* [k, ldb] */, int64_t ldb,
+                          int64_t k, float *c /* [rows, ldc] */, int64_t ldc, Start start, const float *factor /* [rows] or nullptr */, Side &side) {
   const int64_t blocks = (rows + kGemmRows - 1) / kGemmRows;
   int64_t parts = blocks * ((n + kGemmVecs * kLanes - 1) / (kGemmVecs * kLanes));  // register blocks to come
   for (int64_t col = 0; col < n;) {
@@ -81,9 +83,9 @@ static void block_product(int64_t rows, int64_t n, const float *a, int64_t a_row
     for (int64_t m = 0, left = blocks; m < rows; --left) {
       const int count = int((rows - m + left - 1) / left);
       const auto part = side.take(parts--);
-      const float *am = a + m * a_row;
-      const float *fm = factor ? factor + m : nullptr;
-      float *cm = c + m * ldc + col;
+      const float *am = a + m * a_row;                  // [count][k]
+      const float *fm = factor ? factor + m : nullptr;  // [count]
+      float *cm = c + m * ldc + col;                    // [count, ldc]
       if (vecs == kGemmVecs) register_rows<kGemmVecs, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
       else if (vecs == 3) register_rows<3, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);
       else if (vecs == 2) register_rows<2, kStream>(count, am, a_row, a_k, b + col, ldb, k, cm, ldc, start, fm, part);

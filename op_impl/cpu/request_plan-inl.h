@@ -40,8 +40,8 @@ class RequestPlan {
   bool next(RequestGroup *group) {
     const int64_t h_kv = args_.cache.h_kv, parts_max = args_.batch - sequence_;
     if (parts_max == 0) return false;
-    TokenRange *parts = scratch_.alloc<TokenRange>(parts_max);
-    AttentionRequest *requests = scratch_.alloc<AttentionRequest>(parts_max * h_kv);
+    TokenRange *parts = scratch_.alloc<TokenRange>(parts_max);                        // [parts_max]
+    AttentionRequest *requests = scratch_.alloc<AttentionRequest>(parts_max * h_kv);  // [parts_max, h_kv]
     int64_t count = 0, room = args_.tiling.partial_bytes, tokens_max = 0;
     while (sequence_ < args_.batch && room > 0) {
       const int64_t s_kv = args_.cache_seqlens[sequence_];

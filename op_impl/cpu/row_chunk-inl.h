@@ -63,7 +63,7 @@ static inline int64_t group_vecs(int64_t left) {
 }
 
 // Starts a key range for rows whose output so far stands in o; started: o holds something already.
-static void set_rows(RowChunk &c, int64_t rows, float *o, int64_t ldo, bool started) {
+static void set_rows(RowChunk &c, int64_t rows, float *o /* [rows, ldo] */, int64_t ldo, bool started) {
   c.rows = rows;
   c.o = o;
   c.ldo = ldo;
@@ -98,9 +98,9 @@ static void set_queries(RowChunk &c, float scale, const LoadQuery &load_query) {
     const int64_t vecs = group_vecs(c.vecs() - group);
     for (int64_t v = 0; v < vecs; ++v) {
       for (int64_t i = 0; i < c.rows_per_vec(); ++i, ++row) {
-        float *to = c.qt + (group * depth + v) * kLanes + i * pack;
+        float *to = c.qt + (group * depth + v) * kLanes + i * pack;  // [depth][vecs][kLanes], pack of them
         const int64_t d_q = row < c.rows ? c.d_qk : 0;
-        const float *q = d_q > 0 ? load_query(row) : nullptr;
+        const float *q = d_q > 0 ? load_query(row) : nullptr;        // [d_q]
         for (int64_t d = 0; d < depth * pack; d += pack, to += vecs * kLanes) {
           if (pack == 4 && d + 4 <= d_q) {
             for (int e = 0; e < 4; ++e) to[e] = q[d + e] * scale;

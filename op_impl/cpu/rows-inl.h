@@ -20,9 +20,9 @@ static void rms_norm(float *x /* [n] */, const float *weight /* [n] */, int64_t 
 }
 
 // Rotates the pairs (i, i + d/2) of x by the angles of one position.
-static void rope(float *x /* [d] */, const float *table /* [cos d/2 | sin d/2] */, int64_t d) {
+static void rope(float *x /* [d] */, const float *table /* [d] = [cos d/2 | sin d/2] */, int64_t d) {
   const int64_t half = d / 2;
-  const float *cosine = table, *sine = table + half;
+  const float *cosine = table, *sine = table + half;  // [half]
   int64_t i = 0;
   for (; i + kLanes <= half; i += kLanes) {
     const VF a = load(x + i), b = load(x + half + i), c = load(cosine + i), s = load(sine + i);
@@ -36,19 +36,19 @@ static void rope(float *x /* [d] */, const float *table /* [cos d/2 | sin d/2] *
   }
 }
 
-static void add_row(float *x, const float *y, int64_t n) {
+static void add_row(float *x /* [n] */, const float *y /* [n] */, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(x + i, add(load(x + i), load(y + i)));
   for (; i < n; ++i) x[i] += y[i];
 }
 
-static void copy_row(float *dst, const float *src, int64_t n) {
+static void copy_row(float *dst /* [n] */, const float *src /* [n] */, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(dst + i, load(src + i));
   for (; i < n; ++i) dst[i] = src[i];
 }
 
-static void zero_row(float *x, int64_t n) {
+static void zero_row(float *x /* [n] */, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = 0.0f;
 }
 

@@ -26,7 +26,7 @@ class Scratch {
   void *bytes(int64_t n);
   static constexpr int kMaxChunks = 64;
   static constexpr int64_t kKeepBytes = int64_t{256} << 20;
-  struct Chunk { char *data; int64_t size; };
+  struct Chunk { char *data /* [size] */; int64_t size; };
   Chunk chunks_[kMaxChunks] = {};
   int count_ = 0;
   int current_ = 0;

@@ -17,9 +17,9 @@ constexpr int64_t kPiece = kLineFloats;
 // outstanding reads and stall the loads that feed the FMAs.
 template <typename T>
 struct Slice {
-  const T *src = nullptr;
-  float *dst = nullptr;         // 16 bits: where the pieces go
-  const T *later = nullptr;     // 16 bits: what is widened after this, fetched meanwhile
+  const T *src = nullptr;       // [pieces, kPiece]
+  float *dst = nullptr;         // [pieces, kPiece], 16 bits: where they go
+  const T *later = nullptr;     // [pieces, kPiece], 16 bits: what is widened after this, fetched meanwhile
   int64_t pieces = 0;
 };
 
@@ -58,13 +58,13 @@ class Pace<float> {
   FM_INLINE_MEMBER void finish() {}
 
  private:
-  const char *at_;
+  const char *at_;                  // [pieces, kLineBytes]
   int64_t step_, offset_ = 0, line_ = 0;
 };
 
 // Consecutive memory to fetch.
 struct Lines {
-  const char *at = nullptr;
+  const char *at = nullptr;     // [lines, kLineBytes]
   int64_t lines = 0;
 
   // The next of as many equal parts.

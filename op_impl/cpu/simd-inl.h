@@ -50,6 +50,7 @@ FM_INLINE Half to_half(float f) {
   return {uint16_t(sign | uint16_t(to_bits(shifted) - 0x3f000000))};
 }
 
+// Of a leaf, load and store take [kLanes] elements, load_quad [4].
 #if defined(__AVX512F__)
 #include "op_impl/cpu/simd_avx512.h"
 #elif defined(__AVX2__)
@@ -87,13 +88,13 @@ FM_INLINE VF exp_float(VF x) {
 
 // dst[0..n) = float(src[0..n)) and back; the same rounding in vectors and in the tail.
 template <typename T>
-FM_INLINE void widen(float *dst, const T *src, int64_t n) {
+FM_INLINE void widen(float *dst /* [n] */, const T *src /* [n] */, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(dst + i, load(src + i));
   for (; i < n; ++i) dst[i] = load_one(src + i);
 }
 template <typename T>
-FM_INLINE void narrow(T *dst, const float *src, int64_t n) {
+FM_INLINE void narrow(T *dst /* [n] */, const float *src /* [n] */, int64_t n) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(dst + i, load(src + i));
   for (; i < n; ++i) store_one(dst + i, src[i]);
@@ -113,10 +114,10 @@ FM_INLINE void with_dtype(int32_t dtype, F f) {
 template <typename T>
 FM_INLINE const T *element(const ConstStorage &s, int64_t i) { return static_cast<const T *>(s.data) + i; }
 
-static inline void widen_any(float *dst, const ConstStorage &src, int64_t offset, int64_t n) {
+static inline void widen_any(float *dst /* [n] */, const ConstStorage &src, int64_t offset, int64_t n) {
   with_dtype(src.dtype, [&](auto tag) { widen(dst, element<typename decltype(tag)::type>(src, offset), n); });
 }
-static inline void narrow_any(const Storage &dst, int64_t offset, const float *src, int64_t n) {
+static inline void narrow_any(const Storage &dst, int64_t offset, const float *src /* [n] */, int64_t n) {
   with_dtype(dst.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     narrow(static_cast<T *>(dst.data) + offset, src, n);
