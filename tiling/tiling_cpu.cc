@@ -20,8 +20,13 @@ constexpr int64_t kMinQTile = 8;
 constexpr int64_t kMaxChunk = 4096;
 constexpr int64_t kMaxTokenGroup = 4096;
 
-constexpr int64_t kSplitMin = 512;  // below, merging the partial results outweighs the idle core
-constexpr int32_t kMaxSplits = 32;  // work items of one sequence; twice the cores of a common server socket
+// Both are part of a sequence's bits, since its splits follow its own length alone, on every machine.
+// Keys of a split at least: with 16 heads and a latent of 512 they are 0.1 ms of a core (17.8 MFLOP at the 175 GFLOP/s of
+// docs/performance.md), beside which handing out an item and merging its 16 rows of output stay small.
+constexpr int64_t kSplitMin = 512;
+// Splits of a sequence at the most: two for each of 16 cores, so that one that comes late leaves its second to another. Fewer cores
+// lose nothing by it (16384 keys, 16 heads, float32: 3.6 ms in 32 splits and in 2).
+constexpr int32_t kMaxSplits = 32;
 
 constexpr int64_t kAbsorbedTokens = 128;
 constexpr int64_t kGroupBytes = 80 * kMiB;       // scratch that grows with the tokens of a group
