@@ -208,8 +208,8 @@ def test_causal_range_is_what_rows_see():
 
 
 def test_lanes_run_over_the_head_dimension_where_rows_are_few():
-    """One or two rows (token, head) would leave most lanes of rows by four elements empty."""
+    """Few rows (token, head) would leave most lanes of rows by four elements empty, and do not pay for widening a tile."""
     for machine, lanes in (("cpu_avx512", 16), ("cpu_avx2", 8), ("cpu_generic", 4)):
         one_head = replace(V2_LITE, heads=1)
-        assert [seq_tiling(machine, one_head, s_q, 8192).qk_dim_pack for s_q in (1, 2, 3)] == [lanes, lanes, 4]
+        assert [seq_tiling(machine, one_head, s_q, 8192).qk_dim_pack for s_q in (1, 6, 7)] == [lanes, lanes, 4]
         assert seq_tiling(machine, V2_LITE, 1, 8192).qk_dim_pack == 4

@@ -140,11 +140,8 @@ SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_
   const int64_t splits = kv_splits(tiling, s_kv, items / std::max<int64_t>(1, row_groups));
   seq.split_len = align_up(std::max<int64_t>(1, ceil_div(s_kv, splits)), tiling.kv_tile);
   seq.num_splits = static_cast<int32_t>(std::max<int64_t>(1, tile_count(s_kv, seq.split_len)));
-  // One or two rows leave most of a vector of rows by elements empty: then the lanes run over the head dimension alone.
-  constexpr int64_t kHardlyAny = 2;
   const int64_t rows = seq.path == kAbsorbed ? s_q * (p.num_heads / p.num_kv_heads) : s_q;
-  const bool over_head_dim = tiling.num_cores == 0 && rows <= kHardlyAny;
-  seq.qk_dim_pack = over_head_dim ? tiling.qk_row_pack * tiling.qk_dim_pack : tiling.qk_dim_pack;
+  seq.qk_dim_pack = rows <= tiling.few_rows ? tiling.qk_row_pack * tiling.qk_dim_pack : tiling.qk_dim_pack;
   return seq;
 }
 

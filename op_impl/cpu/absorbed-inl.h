@@ -47,16 +47,13 @@ static AbsorbedRequests make_requests(const Layer &layer, const TokenGroup &g) {
 // q~ against the cached rows themselves.
 static void attend_latent(const Layer &layer, const AbsorbedRequests &requests, const AttentionJob &job) {
   const TokenGroup &g = requests.group;
-  const PagedCache &cache = layer.args.cache;
   float *query = layer.workers.scratch().alloc<float>(g.tokens * layer.heads * layer.ld_query());  // [tokens, heads, ld_query]
   absorb(layer, g, query);
   const auto load_query = [&](const AttentionRequest &r, int64_t row, float *) {
     return query + (requests.token(r, row) * layer.heads + requests.head(r, row)) * layer.ld_query();
   };
   const auto limit = [&](const AttentionRequest &r, int64_t row) { return requests.limit(r, row); };
-  with_tile_streams(layer.workers, cache, layer.rank, layer.tiling.kv_tile, [&](const auto &latent) {
-    attend_requests(layer.workers, job, layer.tiling, latent, load_query, limit);
-  });
+  attend_cache(layer.workers, layer.args.cache, job, layer.tiling, load_query, limit);
 }
 
 // q against the decompressed keys of its head, the cached latents as values.
@@ -71,7 +68,7 @@ static void attend_decompressed(const Layer &layer, const AbsorbedRequests &requ
     return layer.q + (requests.token(r, row) * layer.heads + requests.head(r, row)) * layer.ld_q();
   };
   const auto limit = [&](const AttentionRequest &r, int64_t row) { return requests.limit(r, row); };
-  with_tile_streams(workers, layer.args.cache, layer.rank, kv_tile, [&](const auto &latent) {
+  with_tile_streams<false>(workers, layer.args.cache, layer.rank, kv_tile, [&](const auto &latent) {
     const auto make_stream = [&](int thread) { return DecompressedStream(layer, w_uk, latent(thread), k + thread * kv_tile * layer.ld_q(), thread); };
     attend_requests(workers, job, layer.tiling, make_stream, load_query, limit);
   });

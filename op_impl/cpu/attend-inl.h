@@ -10,15 +10,16 @@ namespace flashmla {
 namespace FLASHMLA_NS {
 
 // O = O * rescale + P V for rows [row, row + rows): the rescale happens on the way of O into the registers.
-template <typename Side>
-static void pv(const RowChunk &c, const KvTile &tile, int64_t row, int64_t rows, int64_t n, Side &side) {
+template <typename E, typename Side>
+static void pv(const RowChunk &c, const KvTile<E> &tile, int64_t row, int64_t rows, int64_t n, Side &side) {
   block_product<false>(rows, round_up(c.d_v, kPanelAlign), c.s + row, 1, c.lds, tile.v, tile.ldv, n, c.o + row * c.ldo, c.ldo,
                        c.started ? Start::kKeep : Start::kZero, c.started && !c.unified ? c.rescale + row : nullptr, side);
 }
 
 // The diagonal: a row takes the values it may see and no others, so that a NaN in a later token's value, times a probability
 // of 0, cannot reach it.
-static void pv_masked(const RowChunk &c, const KvTile &tile, int64_t first, int64_t n) {
+template <typename E>
+static void pv_masked(const RowChunk &c, const KvTile<E> &tile, int64_t first, int64_t n) {
   Lines none;
   for (int64_t row = 0, end; row < c.rows; row = end) {
     for (end = row + 1; end < c.rows && c.limit[end] == c.limit[row];) ++end;
@@ -36,7 +37,7 @@ static void attend(RowChunk &c, int64_t begin, int64_t end, int64_t kv_tile, Til
   const int64_t length = keys.end - keys.start, count = tile_count(length, kv_tile);
   for (int64_t i = 0; i < count; ++i) {
     const auto [first, n] = tile_at(keys.start, length, kv_tile, i);
-    const KvTile tile = tiles.load(first, n);
+    const auto tile = tiles.load(first, n);
     qk(c, tile, n, tiles.in_qk());
     const bool masked = first + n > keys.unmasked_end;
     if (masked) mask_scores(c, first, n);

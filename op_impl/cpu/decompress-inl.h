@@ -47,8 +47,8 @@ class DecompressedStream {
                      float *k /* [kv_tile, ld_q] */, int thread)
       : layer_(layer), w_uk_(w_uk), latent_(latent), k_(k), thread_(thread) {}
 
-  KvTile load(const TileKeys &now, const TileKeys &next, const TileKeys &after) {
-    KvTile tile = latent_.load(shared(now), shared(next), shared(after));
+  KvTile<float> load(const TileKeys &now, const TileKeys &next, const TileKeys &after) {
+    KvTile<float> tile = latent_.load(shared(now), shared(next), shared(after));
     decompress_keys(layer_, w_uk_ + now.kv_head * packed_size(1, layer_.d_n, layer_.rank), tile.v, tile.ldv, now.first, now.n, k_, thread_);
     tile.k = k_;
     tile.ldk = layer_.ld_q();

@@ -59,10 +59,10 @@ struct ChunkTiles {
   const KeyRange &keys;
   Lines next_k, next_v;
 
-  KvTile load(int64_t first, int64_t n) {
+  KvTile<float> load(int64_t first, int64_t n) {
     const int64_t at = keys.at + first - keys.begin;
     const int64_t next = tile_at(first + n, keys.end - first - n, layer.tiling.kv_tile, 0).length;
-    const KvTile tile = {head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v()};
+    const KvTile<float> tile = {head.k + at * layer.ld_q(), layer.ld_q(), head.v + at * layer.ld_v(), layer.ld_v()};
     next_k = {reinterpret_cast<const char *>(tile.k + n * tile.ldk), next * tile.ldk / kPiece};
     next_v = {reinterpret_cast<const char *>(tile.v + n * tile.ldv), next * tile.ldv / kPiece};
     return tile;

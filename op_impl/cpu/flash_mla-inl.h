@@ -35,9 +35,7 @@ static void attend_group(Workers &workers, const AttendArgs &args, const Request
   };
   const auto limit = [&](const AttentionRequest &r, int64_t row) { return group.limit(r, row); };
   const AttentionJob job = {group.requests, group.count, d, args.head_dim_v, args.softmax};
-  with_tile_streams(workers, args.cache, args.head_dim_v, args.tiling.kv_tile, [&](const auto &make_stream) {
-    attend_requests(workers, job, args.tiling, make_stream, load_query, limit);
-  });
+  attend_cache(workers, args.cache, job, args.tiling, load_query, limit);
 }
 
 // The splits of every row become its output and its lse.

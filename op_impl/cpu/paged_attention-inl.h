@@ -15,13 +15,15 @@ struct AttentionJob {
 };
 
 // Calls f with what makes a worker's TileStream, its memory taken from the scratch.
-template <typename F>
+// kAsStored: the tiles as the cache stores them, else as float32.
+template <bool kAsStored, typename F>
 static void with_tile_streams(Workers &workers, const PagedCache &cache, int64_t d_v, int64_t kv_tile, const F &f) {
-  const int64_t floats = TileStream<float>::floats(cache, kv_tile);
+  const int64_t floats = TileStream<float, false>::floats(cache, kv_tile);
   float *memory = workers.scratch().alloc<float>(workers.threads() * floats);  // [threads, floats]
   with_dtype(cache.data.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    f([&](int thread) { return TileStream<T>(cache, d_v, kv_tile, memory + thread * floats); });
+    constexpr bool kWiden = !kAsStored && sizeof(T) < sizeof(float);
+    f([&](int thread) { return TileStream<T, kWiden>(cache, d_v, kv_tile, memory + thread * floats); });
   });
 }
 
@@ -100,6 +102,22 @@ static void attend_requests(Workers &workers, const AttentionJob &job, const Til
       tiles.leave();
     }
   });
+}
+
+// Whether all requests have so few rows that a tile of 16 bits is not worth widening. No bit depends on it.
+static bool rows_are_few(const AttentionJob &job, const TilingData &t) {
+  for (int64_t i = 0; i < job.count; ++i)
+    if (job.requests[i].rows > t.few_rows) return false;
+  return true;
+}
+
+// The same on the cached rows themselves, K and the first d_v columns of it V.
+template <typename LoadQuery, typename Limit>
+static void attend_cache(Workers &workers, const PagedCache &cache, const AttentionJob &job, const TilingData &t, const LoadQuery &load_query,
+                         const Limit &limit) {
+  const auto run = [&](const auto &make_stream) { attend_requests(workers, job, t, make_stream, load_query, limit); };
+  if (rows_are_few(job, t)) with_tile_streams<true>(workers, cache, job.d_v, t.kv_tile, run);
+  else with_tile_streams<false>(workers, cache, job.d_v, t.kv_tile, run);
 }
 
 }  // namespace FLASHMLA_NS

@@ -12,31 +12,31 @@ namespace FLASHMLA_NS {
 // feed the FMAs.
 struct RowStrides {
   int64_t one, three, five, seven;  // bytes; opaque to the compiler, which would turn the sums back into pointers
-  explicit RowStrides(int64_t ldk) : one(ldk * 4), three(one * 3), five(one * 5), seven(one * 7) {
+  explicit RowStrides(int64_t row_bytes) : one(row_bytes), three(one * 3), five(one * 5), seven(one * 7) {
     __asm__("" : "+r"(one), "+r"(three), "+r"(five), "+r"(seven));
   }
 };
-template <int J>
-FM_INLINE const float *k_row(const char *base /* [8, ldk]: rows of K from 8 b on */, const RowStrides &s) {
+template <int J, typename E>
+FM_INLINE const E *k_row(const char *base /* [8, ldk]: rows of K from 8 b on */, const RowStrides &s) {
   constexpr int j = J % 8;
   const int64_t offset = j == 1 ? s.one : j == 2 ? s.one * 2 : j == 3 ? s.three : j == 4 ? s.one * 4 : j == 5 ? s.five : j == 6 ? s.three * 2 : j == 7 ? s.seven : 0;
-  return reinterpret_cast<const float *>(base + offset);
+  return reinterpret_cast<const E *>(base + offset);
 }
 
-template <int PACK>
-FM_INLINE VF load_pack(const float *k /* [PACK] */) {  // PACK elements of a key, for every row of a vector
+template <int PACK, typename E>
+FM_INLINE VF load_pack(const E *k /* [PACK] */) {  // PACK elements of a key, for every row of a vector
   if constexpr (PACK == kLanes) return load(k); else return load_quad(k);
 }
 
 // Sums of KEYS keys by NV vectors of rows.
-template <int KEYS, int NV, int PACK>
+template <int KEYS, int NV, int PACK, typename E>
 struct QkSums {
   VF acc[KEYS][NV];
 
   template <int J = 0>
   FM_INLINE_MEMBER void add_pack(const char *const *base /* [ceil(KEYS / 8)] */, const RowStrides &strides, const VF *q /* [NV] */) {
     if constexpr (J < KEYS) {
-      const VF x = load_pack<PACK>(k_row<J>(base[J / 8], strides));
+      const VF x = load_pack<PACK>(k_row<J, E>(base[J / 8], strides));
       FM_UNROLL
       for (int v = 0; v < NV; ++v) acc[J][v] = fma(x, q[v], acc[J][v]);
       add_pack<J + 1>(base, strides, q);
@@ -45,13 +45,21 @@ struct QkSums {
   // The sums over the elements of a row, one float a row.
   FM_INLINE_MEMBER void store_rows(float *s /* [KEYS, lds] */, int64_t lds) {
     const VF none = zero();
-    FM_UNROLL
-    for (int j = 0; j < KEYS; ++j) {
-      const VF *a = acc[j];  // [NV]
-      if constexpr (PACK == kLanes && kLanes != 4) {
+    if constexpr (PACK == kLanes && kLanes != 4) {
+      FM_UNROLL
+      for (int v = 0; v < NV; ++v)
         FM_UNROLL
-        for (int v = 0; v < NV; ++v) s[j * lds + v] = reduce_add(a[v]);
-      } else {
+        for (int j = 0; j < KEYS; j += 4) {
+          float sums[4];  // of keys j, j + 1, j + 2, j + 3
+          sum_each(acc[j][v], j + 1 < KEYS ? acc[j + 1][v] : none, j + 2 < KEYS ? acc[j + 2][v] : none, j + 3 < KEYS ? acc[j + 3][v] : none, sums);
+          FM_UNROLL
+          for (int i = 0; i < 4; ++i)
+            if (j + i < KEYS) s[(j + i) * lds + v] = sums[i];
+        }
+    } else {
+      FM_UNROLL
+      for (int j = 0; j < KEYS; ++j) {
+        const VF *a = acc[j];  // [NV]
         FM_UNROLL
         for (int v = 0; v < NV; v += 4)
           store(s + j * lds + v * (kLanes / 4), sum_quads(a[v], v + 1 < NV ? a[v + 1] : none, v + 2 < NV ? a[v + 2] : none, v + 3 < NV ? a[v + 3] : none));
@@ -62,10 +70,10 @@ struct QkSums {
 
 // S[KEYS][NV vectors of rows] = K Q^T. Elements d, d + PACK, ... of a product are summed in ascending order, then those sums in
 // one order, whatever KEYS and NV.
-template <int KEYS, int NV, int PACK, typename TS>
-FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const float *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
+template <int KEYS, int NV, int PACK, typename E, typename TS>
+FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const E *k /* [KEYS, ldk] */, int64_t ldk, const RowStrides &strides,
                         int64_t d, float *s /* [KEYS, lds] */, int64_t lds, const Slice<TS> &side) {
-  QkSums<KEYS, NV, PACK> sums;
+  QkSums<KEYS, NV, PACK, E> sums;
   VF q[NV];
   FM_UNROLL
   for (int j = 0; j < KEYS; ++j)
@@ -81,13 +89,13 @@ FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const floa
     for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
     sums.add_pack(base, strides, q);
     FM_UNROLL
-    for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] += PACK * sizeof(float);
+    for (int b = 0; b < (KEYS + 7) / 8; ++b) base[b] += PACK * sizeof(E);
   }
   pace.finish();
   if (d % PACK != 0) {  // the last elements of a key, with nothing read behind them
     float rest[KEYS * PACK] = {};
     for (int j = 0; j < KEYS; ++j)
-      for (int64_t e = 0; e < d % PACK; ++e) rest[j * PACK + e] = k[j * ldk + d / PACK * PACK + e];
+      for (int64_t e = 0; e < d % PACK; ++e) rest[j * PACK + e] = load_one(k + j * ldk + d / PACK * PACK + e);
     FM_UNROLL
     for (int v = 0; v < NV; ++v) q[v] = load(qt + v * kLanes);
     FM_UNROLL
@@ -99,13 +107,13 @@ FM_INLINE void qk_block(const float *qt /* [d / PACK][NV][kLanes] */, const floa
 }
 
 // All keys of a tile for one row group.
-template <int NV, int PACK, typename Side>
-static void qk_group(const float *qt /* [d / PACK][NV][kLanes] */, const KvTile &tile, int64_t n, int64_t d, float *s /* [n, lds] */, int64_t lds,
+template <int NV, int PACK, typename E, typename Side>
+static void qk_group(const float *qt /* [d / PACK][NV][kLanes] */, const KvTile<E> &tile, int64_t n, int64_t d, float *s /* [n, lds] */, int64_t lds,
                      Side &side, int64_t groups /* to come, this one included */) {
   constexpr int KEYS = kQkAccumulators / NV < 16 ? kQkAccumulators / NV : 16;
-  const RowStrides strides(tile.ldk);
+  const RowStrides strides(tile.ldk * int64_t(sizeof(E)));
   for (int64_t j = 0; j < n;) {
-    const float *k = tile.k + j * tile.ldk;  // [keys, ldk]
+    const E *k = tile.k + j * tile.ldk;  // [keys, ldk]
     float *to = s + j * lds;                 // [keys, lds]
     const int64_t left = n - j;
     const int64_t keys = left >= KEYS ? KEYS : left >= 4 ? (KEYS < 4 ? KEYS : 4) : 1;
@@ -118,15 +126,15 @@ static void qk_group(const float *qt /* [d / PACK][NV][kLanes] */, const KvTile 
 }
 
 // The row group of as many vectors as the ISA's registers hold at the most.
-template <int NV, int PACK, typename Side>
-static void qk_vecs(int64_t vecs, const float *qt /* [d / PACK][vecs][kLanes] */, const KvTile &tile, int64_t n, int64_t d, float *s /* [n, lds] */,
+template <int NV, int PACK, typename E, typename Side>
+static void qk_vecs(int64_t vecs, const float *qt /* [d / PACK][vecs][kLanes] */, const KvTile<E> &tile, int64_t n, int64_t d, float *s /* [n, lds] */,
                     int64_t lds, Side &side, int64_t groups) {
   if (vecs == NV) return qk_group<NV, PACK>(qt, tile, n, d, s, lds, side, groups);
   if constexpr (NV < kQkVecs) qk_vecs<NV + 1, PACK>(vecs, qt, tile, n, d, s, lds, side, groups);
 }
 
-template <int PACK, typename Side>
-static void qk_packed(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
+template <int PACK, typename E, typename Side>
+static void qk_packed(const RowChunk &c, const KvTile<E> &tile, int64_t n, Side &side) {
   for (int64_t group = 0; group < c.vecs();) {
     const int64_t vecs = group_vecs(c.vecs() - group);
     const float *qt = c.qt + group * c.depth() * kLanes;  // [depth][vecs][kLanes]
@@ -138,9 +146,12 @@ static void qk_packed(const RowChunk &c, const KvTile &tile, int64_t n, Side &si
 }
 
 // S = Q K^T, [n][rows] in c.s.
-template <typename Side>
-static void qk(const RowChunk &c, const KvTile &tile, int64_t n, Side &side) {
-  if (c.pack == 4) qk_packed<4>(c, tile, n, side); else qk_packed<kLanes>(c, tile, n, side);
+template <typename E, typename Side>
+static void qk(const RowChunk &c, const KvTile<E> &tile, int64_t n, Side &side) {
+  if constexpr (sizeof(E) == sizeof(float)) {
+    if (c.pack == 4) return qk_packed<4>(c, tile, n, side);
+  }
+  qk_packed<kLanes>(c, tile, n, side);
 }
 
 }  // namespace FLASHMLA_NS

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include <type_traits>
+
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -116,6 +118,16 @@ FM_INLINE const T *element(const ConstStorage &s, int64_t i) { return static_cas
 
 static inline void widen_any(float *dst /* [n] */, const ConstStorage &src, int64_t offset, int64_t n) {
   with_dtype(src.dtype, [&](auto tag) { widen(dst, element<typename decltype(tag)::type>(src, offset), n); });
+}
+// Whether s stores E, and a row of it as E: as it is where it does, else widened.
+template <typename E>
+static inline bool holds(const ConstStorage &s) {
+  return s.dtype == (sizeof(E) == sizeof(float) ? kFloat32 : std::is_same_v<E, Half> ? kFloat16 : kBFloat16);
+}
+static inline void take_row(float *dst /* [n] */, const ConstStorage &src, int64_t offset, int64_t n) { widen_any(dst, src, offset, n); }
+template <typename E>
+static inline void take_row(E *dst /* [n] */, const ConstStorage &src, int64_t offset, int64_t n) {
+  __builtin_memcpy(dst, element<E>(src, offset), n * sizeof(E));
 }
 static inline void narrow_any(const Storage &dst, int64_t offset, const float *src /* [n] */, int64_t n) {
   with_dtype(dst.dtype, [&](auto tag) {

@@ -45,10 +45,18 @@ FM_INLINE void store(BFloat *p, VF v) {
 
 // Four floats of memory in both halves of the vector.
 FM_INLINE VF load_quad(const float *p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128 *>(p)); }
-// The sum of each half of a, b, c, d: lanes [2 v, 2 v + 2) hold those of vector v.
-FM_INLINE VF sum_quads(VF a, VF b, VF c, VF d) {
+// Half i: the sums of the halves i of a, b, c and d.
+FM_INLINE VF sums_by_half(VF a, VF b, VF c, VF d) {
   const VF ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));  // a0+a2 b0+b2 a1+a3 b1+b3
   const VF cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-  const VF sums = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));  // half i: a b c d of row i
-  return _mm256_permutevar8x32_ps(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+}
+// The sum of each half of a, b, c, d: lanes [2 v, 2 v + 2) hold those of vector v.
+FM_INLINE VF sum_quads(VF a, VF b, VF c, VF d) {
+  return _mm256_permutevar8x32_ps(sums_by_half(a, b, c, d), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+// The sums of a, b, c and d.
+FM_INLINE void sum_each(VF a, VF b, VF c, VF d, float *to /* [4] */) {
+  const VF halves = sums_by_half(a, b, c, d);
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }

@@ -42,10 +42,19 @@ FM_INLINE void store(BFloat *p, VF v) {
 
 // Four floats of memory in every quarter of the vector.
 FM_INLINE VF load_quad(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
-// The sum of each quarter of a, b, c, d: lanes [4 v, 4 v + 4) hold those of vector v.
-FM_INLINE VF sum_quads(VF a, VF b, VF c, VF d) {
+// Quarter i: the sums of the quarters i of a, b, c and d.
+FM_INLINE VF sums_by_quarter(VF a, VF b, VF c, VF d) {
   const VF ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));  // a0+a2 b0+b2 a1+a3 b1+b3
   const VF cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const VF sums = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));  // quarter i: a b c d of row i
-  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums);
+  return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+}
+// The sum of each quarter of a, b, c, d: lanes [4 v, 4 v + 4) hold those of vector v.
+FM_INLINE VF sum_quads(VF a, VF b, VF c, VF d) {
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums_by_quarter(a, b, c, d));
+}
+// The sums of a, b, c and d.
+FM_INLINE void sum_each(VF a, VF b, VF c, VF d, float *to /* [4] */) {
+  const VF quarters = sums_by_quarter(a, b, c, d);
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quarters), _mm512_extractf32x8_ps(quarters, 1));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }

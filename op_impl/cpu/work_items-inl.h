@@ -86,7 +86,7 @@ class ItemTiles {
     claimed_ = false;
     return item_;
   }
-  KvTile load(int64_t first, int64_t n) {
+  auto load(int64_t first, int64_t n) {
     const TileKeys now = {item_.request->blocks, item_.request->kv_head, first, n};
     if (!claimed_ && first + n + kv_tile_ >= item_.end) claim();
     const TileKeys one = first + n < item_.end ? item_.tile(first + n, kv_tile_) : next_.tile(next_.begin, kv_tile_);
