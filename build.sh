@@ -30,6 +30,7 @@ shared_sources=(
   tiling/tiling_report.cc
   tiling/tiling_c_api.cc
   tiling/tune.cc
+  tiling/switches.cc
   op_impl/cpu/thread_pool.cc
   op_impl/cpu/huge_pages.cc
   op_impl/cpu/check.cc

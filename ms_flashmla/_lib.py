@@ -6,7 +6,7 @@ import glob
 import json
 import os
 
-from ._check import as_int
+from ._check import as_bool, as_int
 
 _INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -38,7 +38,7 @@ def load(name):
     if not os.path.exists(path):
         raise RuntimeError(f"{path} is missing; build it with `bash build.sh {IMPLEMENTATIONS[name][1]}`")
     lib = ctypes.CDLL(path)
-    for name in ("fm_last_error", "fm_isa", "fm_proto_json"):
+    for name in ("fm_last_error", "fm_isa", "fm_proto_json", "fm_switches_error"):
         getattr(lib, name).restype = ctypes.c_char_p
         getattr(lib, name).argtypes = []
     lib.fm_set_num_threads.argtypes = [ctypes.c_int]
@@ -123,7 +123,7 @@ def require_backend():
     """Checks that the backend which the environment and MindSpore's device_target ask for is here.
 
     Returns the library path for ops.Custom, or None when the operator is CANN's, known by its name. ValueError for an unknown MS_FLASHMLA_IMPL,
-    MS_FLASHMLA_ISA or MS_FLASHMLA_NUM_THREADS, RuntimeError for a backend that is not installed.
+    MS_FLASHMLA_ISA, MS_FLASHMLA_NUM_THREADS or MS_FLASHMLA_OFF, RuntimeError for a backend that is not installed.
     """
     from mindspore import get_context
 
@@ -134,8 +134,21 @@ def require_backend():
         return None
     if target != "CPU":
         raise RuntimeError(f"device_target {target}: ms_flashmla runs on 'CPU' and 'Ascend'")
-    isa(), num_threads()  # their environment variables fail here, before anything is built
+    isa(), num_threads(), _check_switches()  # their environment variables fail here, before anything is built
     return library_path()
+
+
+def _check_switches():
+    """ValueError when MS_FLASHMLA_OFF names a switch that is none."""
+    error = library().fm_switches_error().decode()
+    if error:
+        raise ValueError(error)
+
+
+def set_switch(name, on):
+    """Switches a part of the CPU kernel (tiling/switches.h) for the calls to come, to time it with and without. ValueError for another name."""
+    if library().fm_set_switch(name.encode(), int(as_bool("on", on))):
+        raise ValueError(f"name: {name!r} is no switch of tiling/switches.h")
 
 
 def address(array):

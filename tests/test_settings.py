@@ -21,6 +21,7 @@ MAKE_A_LAYER = "import ms_flashmla as fm; fm.MLALayer(fm.MLAConfig(48, 4, 32, 16
     (("MS_FLASHMLA_IMPL", "gpu"), "ValueError: MS_FLASHMLA_IMPL: 'gpu'"),
     (("MS_FLASHMLA_ISA", "sse9"), "ValueError: .*MS_FLASHMLA_ISA"),
     (("MS_FLASHMLA_NUM_THREADS", "many"), "ValueError: .*MS_FLASHMLA_NUM_THREADS"),
+    (("MS_FLASHMLA_OFF", "next_tile,turbo"), "ValueError: MS_FLASHMLA_OFF names 'turbo', expected one of row_packing,"),
 ])
 def test_settings_are_refused_by_name(setting, words):
     env = {**os.environ, setting[0]: setting[1], "PYTHONPATH": os.pathsep.join([str(Path(fm.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}

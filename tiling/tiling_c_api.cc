@@ -8,6 +8,7 @@
 #include <string>
 
 #include "op_proto/json_writer.h"
+#include "tiling/switches.h"
 #include "tiling/tiling.h"
 
 #define FM_EXPORT __attribute__((visibility("default")))
@@ -153,6 +154,27 @@ FM_EXPORT void fm_causal_range(int64_t start, int64_t length, int64_t first_pos,
 FM_EXPORT void fm_add_gemm_rule(const GemmRule* rule) { add_rule(*rule); }
 FM_EXPORT void fm_add_path_rule(const PathRule* rule) { add_rule(*rule); }
 FM_EXPORT void fm_clear_rules(void) { clear_rules(); }
+
+FM_EXPORT const char* fm_switches_error(void) {
+  static thread_local std::string error;
+  try {
+    check_switches();
+    error.clear();
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  return error.c_str();
+}
+
+FM_EXPORT int fm_set_switch(const char* name, int on) {
+  try {
+    set_switch(name, on != 0);
+    forget_tilings();
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
 
 FM_EXPORT int fm_choices(const char* machine, const Problem* problem, GemmChoice* choices, PathRule* path) {
   try {

@@ -31,6 +31,11 @@ void fm_add_gemm_rule(const flashmla::GemmRule* rule);
 void fm_add_path_rule(const flashmla::PathRule* rule);
 void fm_clear_rules(void);
 
+// A switch of tiling/switches.h by its name. 0, or 1 for an unknown one.
+int fm_set_switch(const char* name, int on);
+// What is wrong with MS_FLASHMLA_OFF, "" when nothing is.
+const char* fm_switches_error(void);
+
 // The choices in force for a problem on a machine: choices [kProjections], and the path rule (count 0: the cost model). 0, or 1 as above.
 int fm_choices(const char* machine, const flashmla::Problem* problem, flashmla::GemmChoice* choices, flashmla::PathRule* path);
 

@@ -104,6 +104,7 @@ TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   t.qk_row_pack = lanes / kQkDimPack;
   t.qk_row_group = static_cast<int32_t>(m.accumulators / kQkKeys) * t.qk_row_pack;
   t.pv_row_pack = 1;
+  t.next_tile = 1;
   t.few_rows = lanes > kQkDimPack ? kFewRows : 0;
 
   AbsorbedBlocks blocks = best_absorbed(p, lanes, tile_budget(m));

@@ -71,6 +71,7 @@ struct TilingData {
   int32_t qk_dim_pack;       // elements of the head dimension that each of them has there; QK pads to a multiple of it
   int32_t qk_row_group;      // CPU: rows that QK holds in registers together, at the most
   int32_t pv_row_pack;       // rows that PV pads to a multiple of
+  int32_t next_tile;         // CPU: 1: the next tile is fetched or widened inside the loops of the one at work
   int32_t few_rows;          // CPU: rows up to which QK has all its lanes on the head dimension of one, and a 16-bit tile is read as it is stored
   // absorbed paths: rows are (token, head) pairs that share the latent, or tokens of one head when only V is absorbed
   int32_t absorbed_rows;     // rows that share one pass over the KV tiles

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tiling/switches.h"
 #include "tiling/tiling.h"
 
 namespace flashmla {
@@ -78,6 +79,12 @@ void clear_rules() {
   s.made.clear();
 }
 
+void forget_tilings() {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  s.made.clear();
+}
+
 TilingData tuned_tiling(const Problem& p, const Machine& machine) {
   const Key key = {p.hidden_size, p.num_heads, p.num_kv_heads, p.q_lora_rank, p.kv_lora_rank, p.qk_nope_head_dim, p.qk_rope_head_dim,
                    p.v_head_dim, p.rope_mode, p.act_dtype, p.weight_dtype, p.cache_dtype, p.block_size};
@@ -87,6 +94,7 @@ TilingData tuned_tiling(const Problem& p, const Machine& machine) {
   if (found != s.made.end()) return found->second;
   TilingData tiling = make_tiling(p, machine);
   apply(s, p, &tiling);
+  apply_switches(machine, &tiling);
   if (s.made.size() >= kMostTilings) s.made.clear();
   s.made[{&machine, key}] = tiling;
   return tiling;

@@ -25,7 +25,10 @@ void add_rule(const GemmRule& rule);
 void add_rule(const PathRule& rule);
 void clear_rules();
 
-// make_tiling with the rules applied, made once for a problem. batch, s_q and s_kv must not matter, as on a CPU. Safe from any thread.
+// For a switch that changes: the tilings made so far hold the old one.
+void forget_tilings();
+
+// make_tiling with the rules and the switches (switches.h) applied, made once for a problem. batch, s_q and s_kv must not matter, as on a CPU. Safe from any thread.
 TilingData tuned_tiling(const Problem& problem, const Machine& machine);
 
 }  // namespace flashmla

@@ -68,7 +68,7 @@ static void attend_decompressed(const Layer &layer, const AbsorbedRequests &requ
     return layer.q + (requests.token(r, row) * layer.heads + requests.head(r, row)) * layer.ld_q();
   };
   const auto limit = [&](const AttentionRequest &r, int64_t row) { return requests.limit(r, row); };
-  with_tile_streams<false>(workers, layer.args.cache, layer.rank, kv_tile, [&](const auto &latent) {
+  with_tile_streams<false>(workers, layer.args.cache, layer.rank, layer.tiling, [&](const auto &latent) {
     const auto make_stream = [&](int thread) { return DecompressedStream(layer, w_uk, latent(thread), k + thread * kv_tile * layer.ld_q(), thread); };
     attend_requests(workers, job, layer.tiling, make_stream, load_query, limit);
   });

@@ -96,9 +96,10 @@ class TileStream {
  public:
   using Element = std::conditional_t<kWiden, float, T>;
   // Rows are read up to round_up(d_v, kPanelAlign) columns.
-  TileStream(const PagedCache &cache, int64_t d_v, int64_t kv_tile, float *memory /* [floats(cache, kv_tile)] */)
-      : cache_(cache), d_v_(d_v), ld_(round_up(cache.d, kPanelAlign)), ahead_(cache.h_kv == 1 && cache.d % NextTile<T, kWiden>::kStep == 0),
-        buffers_{reinterpret_cast<Element *>(memory), reinterpret_cast<Element *>(memory + tile_floats(cache, kv_tile))} {}
+  TileStream(const PagedCache &cache, int64_t d_v, const TilingData &t, float *memory /* [floats(cache, kv_tile)] */)
+      : cache_(cache), d_v_(d_v), ld_(round_up(cache.d, kPanelAlign)),
+        ahead_(t.next_tile != 0 && cache.h_kv == 1 && cache.d % NextTile<T, kWiden>::kStep == 0),
+        buffers_{reinterpret_cast<Element *>(memory), reinterpret_cast<Element *>(memory + tile_floats(cache, t.kv_tile))} {}
   static int64_t tile_floats(const PagedCache &cache, int64_t kv_tile) { return kv_tile * round_up(cache.d, kPanelAlign) + kPanelAlign; }
   static int64_t floats(const PagedCache &cache, int64_t kv_tile) { return 2 * tile_floats(cache, kv_tile); }
 

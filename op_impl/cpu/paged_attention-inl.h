@@ -17,13 +17,13 @@ struct AttentionJob {
 // Calls f with what makes a worker's TileStream, its memory taken from the scratch.
 // kAsStored: the tiles as the cache stores them, else as float32.
 template <bool kAsStored, typename F>
-static void with_tile_streams(Workers &workers, const PagedCache &cache, int64_t d_v, int64_t kv_tile, const F &f) {
-  const int64_t floats = TileStream<float, false>::floats(cache, kv_tile);
+static void with_tile_streams(Workers &workers, const PagedCache &cache, int64_t d_v, const TilingData &t, const F &f) {
+  const int64_t floats = TileStream<float, false>::floats(cache, t.kv_tile);
   float *memory = workers.scratch().alloc<float>(workers.threads() * floats);  // [threads, floats]
   with_dtype(cache.data.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr bool kWiden = !kAsStored && sizeof(T) < sizeof(float);
-    f([&](int thread) { return TileStream<T, kWiden>(cache, d_v, kv_tile, memory + thread * floats); });
+    f([&](int thread) { return TileStream<T, kWiden>(cache, d_v, t, memory + thread * floats); });
   });
 }
 
@@ -116,8 +116,8 @@ template <typename LoadQuery, typename Limit>
 static void attend_cache(Workers &workers, const PagedCache &cache, const AttentionJob &job, const TilingData &t, const LoadQuery &load_query,
                          const Limit &limit) {
   const auto run = [&](const auto &make_stream) { attend_requests(workers, job, t, make_stream, load_query, limit); };
-  if (rows_are_few(job, t)) with_tile_streams<true>(workers, cache, job.d_v, t.kv_tile, run);
-  else with_tile_streams<false>(workers, cache, job.d_v, t.kv_tile, run);
+  if (rows_are_few(job, t)) with_tile_streams<true>(workers, cache, job.d_v, t, run);
+  else with_tile_streams<false>(workers, cache, job.d_v, t, run);
 }
 
 }  // namespace FLASHMLA_NS
