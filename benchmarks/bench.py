@@ -1,8 +1,8 @@
 """Times the layer and its attention core against the machine's roof and against other implementations: `bash build.sh bench`.
 
 One line a case, system and dtype: shape, time, GFLOP/s, GB/s, share of the measured roof (roof.py), times the MindSpore composition and times
-torch in the same dtype. The layer runs in GRAPH_MODE (and, as a second figure, in PyNative), the core is called from Python; "kernel" is the
-operator alone, called through its AOT entry. Every output is compared before a case is timed.
+torch in the same dtype. The layer and the core are called in PyNative (the layer in GRAPH_MODE as a second figure); "kernel" is the operator alone,
+called through its AOT entry. Every output is compared before a case is timed.
 """
 
 import argparse
@@ -22,6 +22,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of every system (default 2)")
     parser.add_argument("--no-peers", action="store_true", help="time ms_flashmla only")
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="time for the measurements of a case (default 4)")
+    parser.add_argument("--switches", action="store_true", help="time the kernel without each of its parts that can be switched off, and nothing else")
     parser.add_argument("--markdown", metavar="FILE", help="write the table as docs/performance.md holds it")
     return parser
 
@@ -49,6 +50,7 @@ import memory  # noqa: E402
 import overhead  # noqa: E402
 import report  # noqa: E402
 import roof  # noqa: E402
+import switches  # noqa: E402
 import systems  # noqa: E402
 import timing  # noqa: E402
 from ms_flashmla import _lib  # noqa: E402
@@ -71,7 +73,7 @@ def run_case(case, threads, measured, seconds, peers):
     median_us, peak, one_thread = timing.run(built, measured, seconds * slow, LEAST_ROUNDS, lambda system: prepare(system, threads))
     results = []
     for (name, dtype, variant), us in median_us.items():
-        if variant in ("kernel", "pynative"):
+        if variant in ("kernel", "graph"):
             continue
         single = variant == "1 thread"
         work, ceiling = roof.stages(case, dtype), one_thread if single else peak
@@ -80,7 +82,7 @@ def run_case(case, threads, measured, seconds, peers):
                   "gflops": sum(stage.flops for stage in work) / us / 1e3, "gb_per_s": sum(stage.bytes for stage in work) / us / 1e3,
                   "roof_us": roof_us, "roof_share": roof_us / us, "shape": case.shape, "fma_gflops": ceiling.fma_gflops,
                   "read_gb_per_s": ceiling.read_gb_per_s}
-        for other in ("kernel", "pynative"):
+        for other in ("kernel", "graph"):
             if not single and (name, dtype, other) in median_us:
                 result[f"{other}_us"] = median_us[name, dtype, other]
         if built[name, dtype, variant].pages:
@@ -113,6 +115,10 @@ def main(args):
     measured.sample_small_pages()
     machine = report.machine(args.threads, measured)
     print("\n".join(machine), flush=True)
+    if args.switches:
+        for line in switches.lines(args.threads, measured, args.seconds):
+            print(line, flush=True)
+        return
     results = []
     for case in chosen:
         systems.release(case)

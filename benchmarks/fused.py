@@ -1,4 +1,4 @@
-"""ms_flashmla itself: the layer in GRAPH_MODE and in PyNative, the core through flash_mla_with_kvcache in PyNative, and each kernel alone."""
+"""ms_flashmla itself: the layer and the core as a user calls them in PyNative, the layer in GRAPH_MODE as well, and each kernel alone."""
 
 import mindspore as ms
 import numpy as np
@@ -31,15 +31,21 @@ def release(case):
 
 
 def build(case, dtype, threads):
-    """{variant: System}: "" as a user calls it (the layer in GRAPH_MODE), "pynative" for the layer of a decode step, "kernel" through the AOT
-    entry, and "1 thread" where the case asks for it."""
+    """{variant: System}: "" as a user calls it in PyNative, "graph" for the layer of a decode step called in GRAPH_MODE (a graph of this one operator,
+    whose own start is in the time), "kernel" through the AOT entry, and "1 thread" where the case asks for it."""
     through, alone = (_core if case.phase == "decode_core" else _layer)(case, dtype)
     systems = {"": through(None), "kernel": alone(None)}
     if case.phase == "decode":
-        systems["pynative"] = through(None, pynative=True)
+        systems["graph"] = through(None, pynative=False)
     if case.scaling and threads > 1 and dtype == "float32":
         systems["1 thread"] = through(1)
     return systems
+
+
+def kernels_without(case, dtype, switches):
+    """{switch: System}: the kernel alone with that part off (switches.py); "" with all on."""
+    alone = (_core if case.phase == "decode_core" else _layer)(case, dtype)[1]
+    return {switch: alone(None, unified=switch == "unified_max") for switch in ("", *switches)}
 
 
 def _core(case, dtype):
@@ -55,11 +61,11 @@ def _core(case, dtype):
                  for table in tables]
         return timing.System(calls, lambda: to_float32(calls[0]()), threads=threads, pages=pages, pynative=True)
 
-    def alone(threads):
+    def alone(threads, unified=False):
         itemsize = roof.DTYPE_BYTES[dtype]
         out, out_argument = kernel.output((case.batch, case.tokens, case.num_heads, cfg.kv_lora_rank), dtype, itemsize)
         lse, lse_argument = kernel.output((case.batch, case.num_heads, case.tokens), "float32", 4)
-        attributes = {"head_dim_v": cfg.kv_lora_rank, "default_scale": 1, "causal": int(causal)}
+        attributes = {"head_dim_v": cfg.kv_lora_rank, "default_scale": 1, "causal": int(causal), "unified_max": int(unified)}
         kernels = [kernel.KernelCall("FlashMLAWithKVCache", [*map(kernel.argument, (q, pool.cache.data, table, seqlens)), out_argument, lse_argument],
                                      attributes) for table in tables]
         return _kernel_system(kernels, out, dtype, threads, (lse, q, seqlens, tables))
@@ -88,25 +94,25 @@ def _layer(case, dtype):
     pairs = [(layer, tables[i % len(tables)]) for i, layer in enumerate(layers)]
     pages = f"{dtype} cache {_pages(pool.cache.data)}, weights {_pages(layers[0].w_o)}"
 
-    def through(threads, pynative=False):
+    def through(threads, pynative=True):
         calls = [lambda layer=layer, table=table: layer(hidden, pool.cache.data, table, *lengths, residual=residual).asnumpy()
                  for layer, table in pairs]
         return timing.System(calls, lambda: to_float32(calls[0]()), threads=threads, pages=pages, pynative=pynative)
 
-    def alone(threads):
+    def alone(threads, unified=False):
         out, out_argument = kernel.output(hidden.shape, dtype, itemsize)
-        kernels = [layer_kernel(layer, hidden, pool.cache.data, table, lengths, residual, out_argument) for layer, table in pairs]
+        kernels = [layer_kernel(layer, hidden, pool.cache.data, table, lengths, residual, out_argument, unified) for layer, table in pairs]
         return _kernel_system(kernels, out, dtype, threads, (hidden, residual, lengths, pairs))
 
     return through, alone
 
 
-def layer_kernel(layer, hidden, cache, table, lengths, residual, out_argument):
-    """The KernelCall of a layer call."""
+def layer_kernel(layer, hidden, cache, table, lengths, residual, out_argument, unified=False):
+    """The KernelCall of a layer call; unified: the softmax with one maximum, 0."""
     names = ("w_q", "w_kv_a", "kv_norm", "w_uk", "w_uv", "w_o", *layer_module.OPTIONAL[:-1])
     tensors = [hidden, cache, table, *lengths, layer.rope_table, *(getattr(layer, name) for name in names), residual]
     operator = layer.op
-    return kernel.KernelCall("FlashMLA", [*map(kernel.argument, tensors), out_argument], operator.attrs)
+    return kernel.KernelCall("FlashMLA", [*map(kernel.argument, tensors), out_argument], {**operator.attrs, "unified_max": int(unified)})
 
 
 def _pages(parameter):
