@@ -81,7 +81,9 @@ struct NextTile {
       const T *after = row < later.n ? element<T>(cache->data, cache_slot(*cache, later, row) * cache->d + in_row) : nullptr;
       return {src, dst + (done - count) * kStep, after, count};
     } else {
-      return {reinterpret_cast<const float *>(src), nullptr, nullptr, count};
+      const bool one_page = keys.first % cache->block_size + keys.n <= cache->block_size;
+      if (!one_page || pieces % kStreams != 0) return {reinterpret_cast<const char *>(src), count};
+      return {reinterpret_cast<const char *>(element<T>(cache->data, cache_slot(*cache, keys, 0) * cache->d)), count, done - count, pieces / kStreams};
     }
   }
   void finish() {

@@ -13,14 +13,27 @@ constexpr int64_t kLineFloats = kLineBytes / int64_t(sizeof(float));
 // One vector's worth of 16 elements: a line of float32, half a line of 16 bits.
 constexpr int64_t kPiece = kLineFloats;
 
-// A slice of pieces for one inner loop. float: lines to fetch, spread evenly, since in bursts they would take all places for
-// outstanding reads and stall the loads that feed the FMAs.
+// A slice of pieces for one inner loop, spread evenly over its rounds: in bursts they would take all places for outstanding
+// reads and stall the loads that feed the FMAs.
 template <typename T>
-struct Slice {
+struct Slice {                  // 16 bits, widened
   const T *src = nullptr;       // [pieces, kPiece]
-  float *dst = nullptr;         // [pieces, kPiece], 16 bits: where they go
-  const T *later = nullptr;     // [pieces, kPiece], 16 bits: what is widened after this, fetched meanwhile
+  float *dst = nullptr;         // [pieces, kPiece]: where they go
+  const T *later = nullptr;     // [pieces, kPiece]: what is widened after this, fetched meanwhile
   int64_t pieces = 0;
+};
+
+// Lines that are fetched come from as many places of a tile in turn. One after the other they would all lie in one page at a time,
+// and the core's own prefetcher, which runs ahead page by page, would have one page to run ahead in: one thread, 8192 keys in
+// float32, 16 heads: 70 % of the FMA peak from one place, 79 % from 2, 4 or 8; 12 heads 65 % and 70 %.
+constexpr int64_t kStreams = 8;
+
+template <>
+struct Slice<float> {           // lines to fetch
+  const char *at = nullptr;     // of the first line, or with streams of the memory that they share
+  int64_t lines = 0;
+  int64_t first = 0;            // with streams: lines before these
+  int64_t stream_lines = 0;     // of one of the kStreams; 0: one behind the other
 };
 
 template <typename T>
@@ -48,18 +61,20 @@ class Pace {
 template <>
 class Pace<float> {
  public:
-  Pace(const Slice<float> &slice, int64_t rounds)
-      : at_(reinterpret_cast<const char *>(slice.src)), step_(rounds > 0 ? slice.pieces * kLineBytes / rounds : 0) {}
+  Pace(const Slice<float> &slice, int64_t rounds) : s_(slice), step_(rounds > 0 ? slice.lines * kLineBytes / rounds : 0) {}
   FM_INLINE_MEMBER void round() {  // the lines that begin within the round's share
-    const int64_t end = offset_ + step_;
-    for (; line_ < end; line_ += kLineBytes) __builtin_prefetch(at_ + line_, 0, 1);
-    offset_ = end;
+    for (end_ += step_; line_ * kLineBytes < end_; ++line_) {
+      const int64_t i = s_.first + line_;
+      const int64_t line = s_.stream_lines ? i % kStreams * s_.stream_lines + i / kStreams : line_;
+      __builtin_prefetch(s_.at + line * kLineBytes, 0, 1);
+    }
   }
   FM_INLINE_MEMBER void finish() {}
 
  private:
-  const char *at_;                  // [pieces, kLineBytes]
-  int64_t step_, offset_ = 0, line_ = 0;
+  const Slice<float> s_;
+  const int64_t step_;
+  int64_t end_ = 0, line_ = 0;
 };
 
 // Consecutive memory to fetch.
@@ -70,7 +85,7 @@ struct Lines {
   // The next of as many equal parts.
   Slice<float> take(int64_t parts) {
     const int64_t part = (lines + parts - 1) / parts;
-    const Slice<float> slice = {reinterpret_cast<const float *>(at), nullptr, nullptr, part};
+    const Slice<float> slice = {at, part};
     at += part * kLineBytes;
     lines -= part;
     return slice;
