@@ -103,7 +103,7 @@ static void set_queries(RowChunk &c, float scale, const LoadQuery &load_query) {
         const float *q = d_q > 0 ? load_query(row) : nullptr;        // [d_q]
         for (int64_t d = 0; d < depth * pack; d += pack, to += vecs * kLanes) {
           if (pack == 4 && d + 4 <= d_q) {
-            for (int e = 0; e < 4; ++e) to[e] = q[d + e] * scale;
+            scale_quad(to, q + d, scale);
           } else {
             for (int64_t e = 0; e < pack; ++e) to[e] = d + e < d_q ? q[d + e] * scale : 0.0f;
           }

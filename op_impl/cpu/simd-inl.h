@@ -63,6 +63,12 @@ FM_INLINE Half to_half(float f) {
 
 FM_INLINE VF zero() { return set1(0.0f); }
 
+// Four floats, on every ISA.
+typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
+FM_INLINE void scale_quad(float *to /* [4] */, const float *from /* [4] */, float scale) {
+  *reinterpret_cast<Quad *>(to) = *reinterpret_cast<const Quad *>(from) * scale;
+}
+
 FM_INLINE float load_one(const float *p) { return *p; }
 FM_INLINE float load_one(const Half *p) { return to_float(*p); }
 FM_INLINE float load_one(const BFloat *p) { return to_float(*p); }
