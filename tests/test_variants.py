@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cases import MIXES, VARIANTS, LayerCase
+from cases import FLOATS, MIXES, VARIANTS, LayerCase
 from driver import Driver
 
 
@@ -65,6 +65,18 @@ def test_long_context_splits_the_keys():
     run.step([3000, 40])
     run.step([1, 1])
     run.step([7, 1])
+
+
+def cut(run):
+    """More tokens than a group holds (128), in sequences that end up with a few rows on one side of the cut and more on the other."""
+    for q_lens in ([40] * 43, [3] * 43, [4] * 31 + [8], [129], [127, 2, 6, 1], [2] * 65):
+        run.step(q_lens)
+
+
+@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("heads", [1, 2, 3, 6])
+def test_few_rows_of_a_sequence_that_a_group_cuts(heads, cache):
+    cut(Driver(LayerCase("cut", dict(num_heads=heads, max_position_embeddings=400), cache=cache), num_blocks=300, sequences=65))
 
 
 def test_all_three_shapes_of_a_call(mode):

@@ -104,10 +104,11 @@ static void attend_requests(Workers &workers, const AttentionJob &job, const Til
   });
 }
 
-// Whether all requests have so few rows that a tile of 16 bits is not worth widening. No bit depends on it.
+// Whether all requests have so few rows that a tile of 16 bits is not worth widening. No bit depends on it. A request of a few rows may be
+// cut from a sequence of more, whose queries are packed for float32 tiles: only what has all lanes on one row reads a tile as stored.
 static bool rows_are_few(const AttentionJob &job, const TilingData &t) {
   for (int64_t i = 0; i < job.count; ++i)
-    if (job.requests[i].rows > t.few_rows) return false;
+    if (job.requests[i].rows > t.few_rows || job.requests[i].seq.qk_dim_pack != kLanes) return false;
   return true;
 }
 
