@@ -148,9 +148,10 @@ TilingData make_cpu_tiling(const Problem& p, const Machine& m) {
   return t;
 }
 
-void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
-  const TilingData& t = report->tiling;
-  report->blocks = {
+namespace {
+
+std::vector<NamedValue> named_blocks(const TilingData& t) {
+  return {
       {"kv_tile", t.kv_tile, "keys of a tile"},
       {"qk_row_pack", t.qk_row_pack, "rows of a vector of QK, which pads rows to a multiple of it"},
       {"qk_dim_pack", t.qk_dim_pack, "elements of the head dimension that each has there"},
@@ -169,6 +170,11 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
       {"gemm_rows", t.gemm_rows, "activation rows of a work item"},
       {"gemm_panels", t.gemm_panels, "weight panels of a work item where rows are many"},
   };
+}
+
+// Why no larger block was taken.
+void explain_blocks(const Problem& p, const Machine& m, TilingReport* report) {
+  const TilingData& t = report->tiling;
   auto refuse = [&](const std::string& what, int64_t needs) {
     const char* share = needs > m.l2_bytes ? "capacity " : "half of it (the rest is for what streams through) is ";
     int64_t limit = needs > m.l2_bytes ? m.l2_bytes : tile_budget(m);
@@ -194,8 +200,11 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
     report->reasons.push_back("value-absorbed would hold " + kib_text(transposed_w_uk(p).bytes()) + " of W_UK, transposed for all heads; at most " +
                               kib_text(kTransposedBytes));
   }
+}
 
-  // Every pass reads the keys; what L2 does not keep is read from memory anew.
+// Every pass reads the keys, every group of tokens the transposed W_UK; what L2 does not keep is read from memory anew.
+void count_bytes_read(const Problem& p, const Machine& m, TilingReport* report) {
+  const TilingData& t = report->tiling;
   const int64_t passes = key_passes(p, t, report->seq.path, p.s_q);
   const int64_t key_bytes = p.s_kv * p.num_kv_heads * latent_width(p) * dtype_bytes(p.cache_dtype);
   report->bytes_read = report->least_bytes;
@@ -210,6 +219,14 @@ void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
     report->reasons.push_back("W_UK of all heads takes " + kib_text(w_uk) + ", transposed as float32: more than L2 keeps, so that each " +
                               std::to_string(t.absorbed_tokens) + " tokens write it and read it again");
   }
+}
+
+}  // namespace
+
+void explain_cpu(const Problem& p, const Machine& m, TilingReport* report) {
+  report->blocks = named_blocks(report->tiling);
+  explain_blocks(p, m, report);
+  count_bytes_read(p, m, report);
 }
 
 }  // namespace flashmla
