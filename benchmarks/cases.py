@@ -100,7 +100,7 @@ CASES = [
     decode("v2-lite", 1, 2048, transformers=True),
     decode("v2-lite", 1, 8192),
     decode("v2-lite", 1, 32768),
-    decode("v2-lite", 8, 2048, full=True),
+    decode("v2-lite", 8, 2048),
     decode("v2-lite", 8, 8192),
     *(decode("v2-lite", 1, 8192, tokens, full=tokens not in (2, 4, 8)) for tokens in range(2, 9)),
     decode("v2-lite", 1, 131072, full=True),

@@ -3,6 +3,8 @@
 import math
 import numbers
 
+FLOAT32_MAX, FLOAT32_TINY = 3.4028234663852886e38, 1.1754943508222875e-38  # largest, and smallest normal, above 0
+
 
 def as_int(name, value, minimum=1, maximum=None):
     """value as an int in [minimum, maximum]; TypeError for anything that is no integer (bool too), ValueError outside."""
@@ -16,12 +18,13 @@ def as_int(name, value, minimum=1, maximum=None):
 
 
 def as_float(name, value, positive=True):
-    """value as a finite float, above zero if positive; TypeError for bool and non-numbers, ValueError for NaN, inf, <= 0."""
+    """value as a float that is finite, and above zero if positive, in float32 too, which the kernels compute with; TypeError for bool and
+    non-numbers, ValueError for NaN, inf, <= 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: {value!r} is a {type(value).__name__}; a number is needed")
     value = float(value)
-    if not math.isfinite(value) or (positive and value <= 0.0):
-        allowed = "finite and above 0" if positive else "finite"
+    if not math.isfinite(value) or abs(value) > FLOAT32_MAX or (positive and value < FLOAT32_TINY):
+        allowed = "finite and above 0 in float32" if positive else "finite in float32"
         raise ValueError(f"{name}: {value} is not allowed; it must be {allowed}")
     return value
 

@@ -1,4 +1,4 @@
-"""The shared library through ctypes: one place that knows its C API (op_impl/cpu/c_api.cc) and which backend runs."""
+"""The shared library through ctypes, and which backend runs. tune.py, tiling_report.py and profile.py declare the functions that they alone call."""
 
 import ctypes
 import functools

@@ -9,6 +9,7 @@ from . import rope
 from ._check import as_bool, as_float, as_int, one_of
 
 MAX_HEADS = 128
+MAX_DIM = 2**20  # far beyond any model: products of sizes stay within 63 bits
 
 
 class _DerivedScale(float):
@@ -61,11 +62,11 @@ class MLAConfig:
 
         put("num_heads", as_int("num_heads", self.num_heads, 1, MAX_HEADS))
         for name in ("hidden_size", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "max_position_embeddings"):
-            put(name, as_int(name, getattr(self, name)))
-        put("qk_rope_head_dim", as_int("qk_rope_head_dim", self.qk_rope_head_dim, 0))
-        for name in ("q_lora_rank", "index_topk"):
+            put(name, as_int(name, getattr(self, name), 1, None if name == "max_position_embeddings" else MAX_DIM))
+        put("qk_rope_head_dim", as_int("qk_rope_head_dim", self.qk_rope_head_dim, 0, MAX_DIM))
+        for name, most in (("q_lora_rank", MAX_DIM), ("index_topk", None)):
             if getattr(self, name) is not None:
-                put(name, as_int(name, getattr(self, name)))
+                put(name, as_int(name, getattr(self, name), 1, most))
         if self.index_topk is not None:
             warnings.warn(f"index_topk: the sparse indexer is not computed; sequences up to {self.index_topk} keys give the same result "
                           "densely, longer ones are an error", stacklevel=3)

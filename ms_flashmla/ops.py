@@ -140,7 +140,7 @@ def _merge_primitive():
 def _require_tensors(names, values):
     for name, value in zip(names, values):
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: it must be a Tensor")
+            raise TypeError(f"{name}: {type(value).__name__} is not allowed; it must be a Tensor")
 
 
 def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale=None, causal=False, softmax_phi=None):

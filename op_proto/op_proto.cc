@@ -5,7 +5,6 @@
 namespace flashmla {
 namespace {
 
-constexpr int64_t kUnknownDim = -1;
 constexpr int64_t kUnknownRank = -2;
 
 bool rank_unknown(const Shape &shape) { return shape.size() == 1 && shape[0] == kUnknownRank; }

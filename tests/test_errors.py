@@ -1,4 +1,6 @@
 """Every rule a call must keep: what is raised, with which words, and that nothing was written and everything still works afterwards."""
+import warnings
+
 import numpy as np
 import pytest
 
@@ -264,6 +266,34 @@ def test_check_batch_is_the_same_check(run):
             fm.check_batch(run.cache.data, *args[2:5])
     with pytest.raises((ValueError, RuntimeError), match="cache|block"):
         fm.check_batch(to_ms(np.zeros((12, 0, 40))), *good[2:5])
+
+
+def test_check_batch_of_a_cache_knows_its_table_and_indexer():
+    for config, length, words in ((dict(max_position_embeddings=40), 41, "40"), (dict(index_topk=30), 31, "index_topk")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the indexer is not computed
+            cfg = fm.MLAConfig(**LayerCase("check", config).kwargs())
+        cache = fm.LatentKVCache(cfg, 4, block_size=16)
+        table = np.array([[0, 1, 2]], np.int32)
+        lengths = [np.array([n], np.int32) for n in (length, 0)]
+        assert fm.check_batch(cache, table, lengths[0] - 1, lengths[1]) is None
+        with pytest.raises(RuntimeError, match=words):
+            fm.check_batch(cache, table, *lengths)
+        assert fm.check_batch(cache.data, table, *lengths) is None  # the bare Tensor says nothing of a model
+
+
+@pytest.mark.parametrize("at, change, words", [
+    (0, lambda x: x.tolist(), "block_table"), (0, lambda x: x.astype(np.int64), "block_table"), (0, lambda x: x[0], "block_table"),
+    (1, lambda x: x.astype(np.float32), "q_seq_lens"), (1, lambda x: x[None], "q_seq_lens"), (2, lambda x: np.concatenate([x, x]), "context_lens"),
+])
+def test_wrong_arguments_of_check_batch(at, change, words):
+    cache = fm.LatentKVCache(fm.MLAConfig(**LayerCase("check").kwargs()), 4, block_size=16)
+    args = [np.array([[0]], np.int32), np.array([3], np.int32), np.array([2], np.int32)]
+    args[at] = change(args[at])
+    with pytest.raises((ValueError, TypeError), match=words):
+        fm.check_batch(cache, *args)
+    with pytest.raises((ValueError, TypeError), match="cache"):
+        fm.check_batch(np.zeros((4, 16, 40)), *args)
 
 
 # ---- operators ---------------------------------------------------------------------------------------------------------------------------------------

@@ -65,13 +65,6 @@ FLASHMLA_EXPORT int fm_check_batch(int64_t num_blocks, int64_t block_size, int64
   });
 }
 
-FLASHMLA_EXPORT int fm_check_cache_seqlens(int64_t num_blocks, int64_t block_size, int64_t batch, int64_t max_blocks,
-                                           const int32_t *block_table, const int32_t *cache_seqlens) {
-  return guarded(1, [&] {
-    return report(flashmla::check_cache_seqlens({num_blocks, block_size}, batch, max_blocks, block_table, cache_seqlens));
-  });
-}
-
 FLASHMLA_EXPORT int fm_gemm(int64_t rows, int64_t groups, int64_t n, int64_t k, const float *a, const void *w, int dtype, float *c,
                             int gemv_rows, int flat_rows) {
   return guarded(1, [&] {
