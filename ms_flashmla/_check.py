@@ -22,7 +22,10 @@ def as_float(name, value, positive=True):
     non-numbers, ValueError for NaN, inf, <= 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: {value!r} is a {type(value).__name__}; a number is needed")
-    value = float(value)
+    try:
+        value = float(value)
+    except OverflowError:  # an integer beyond float64
+        value = math.inf
     if not math.isfinite(value) or abs(value) > FLOAT32_MAX or (positive and value < FLOAT32_TINY):
         allowed = "finite and above 0 in float32" if positive else "finite in float32"
         raise ValueError(f"{name}: {value} is not allowed; it must be {allowed}")

@@ -8,6 +8,7 @@ import os
 
 from ._check import as_bool, as_int
 
+MOST_THREADS = 256  # ThreadPool::kMaxThreads
 _INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -16,7 +17,7 @@ IMPLEMENTATIONS = {"cpu": ("libms_flashmla.so", "lib"), "twin": ("libms_flashmla
 
 def implementation():
     """"cpu" or "twin", as MS_FLASHMLA_IMPL says. ValueError when it says something else."""
-    name = os.environ.get("MS_FLASHMLA_IMPL", "cpu")
+    name = os.environ.get("MS_FLASHMLA_IMPL") or "cpu"
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"MS_FLASHMLA_IMPL: {name!r} is not allowed; it must be 'cpu' or 'twin'")
     return name
@@ -65,7 +66,7 @@ def set_num_threads(n):
 
     The start value is MS_FLASHMLA_NUM_THREADS, or the number of processors.
     """
-    if library().fm_set_num_threads(as_int("n", n, 1, 2**31 - 1)):
+    if library().fm_set_num_threads(as_int("n", n, 1, MOST_THREADS)):
         raise ValueError(f"n: {last_error()}")
 
 

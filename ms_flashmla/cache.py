@@ -28,9 +28,19 @@ class LatentKVCache:
         self.block_size = as_int("block_size", block_size, 1, 2**31 - 1)
         self.dtype = dtypes.check_dtype("dtype", dtype)
         shape = (self.num_blocks, self.block_size, cfg.cache_dim)
-        self.data = dtypes.zeros_parameter(f"latent_kv_cache_{next(_SERIAL)}", shape, dtype)
+        try:
+            self.data = dtypes.zeros_parameter(f"latent_kv_cache_{next(_SERIAL)}", shape, dtype)
+        except RuntimeError as error:
+            raise RuntimeError(f"num_blocks: {self.num_blocks} blocks of {self.block_size} tokens: {error}") from error
         self._free = list(range(self.num_blocks - 1, -1, -1))  # popped from the end: block 0 goes first
-        self._blocks = {}
+        self._blocks = {}  # sequence -> its blocks
+
+    def __deepcopy__(self, memo):
+        """A cache of its own with the same rows and allocations: a copied Parameter would keep the name and be one with the old in a graph."""
+        other = LatentKVCache(self.cfg, self.num_blocks, self.block_size, self.dtype)
+        dtypes.put(other.data, self.data.asnumpy().copy())
+        other._free, other._blocks = list(self._free), {seq_id: list(blocks) for seq_id, blocks in self._blocks.items()}
+        return other
 
     @property
     def num_free_blocks(self):

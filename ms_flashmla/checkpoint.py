@@ -1,7 +1,7 @@
 """Checkpoint folders as Hugging Face writes them: config.json and one or more safetensors files, with an index when sharded.
 
 A safetensors file is a little-endian uint64 n, n bytes of JSON {name: {dtype, shape, data_offsets: [first, end)}} and the data, whose
-offsets start after the JSON. It is read here because the safetensors package's numpy reader refuses bfloat16.
+offsets start after the JSON. The safetensors package checks it; the values are mapped here because its numpy reader refuses bfloat16.
 """
 
 import json
@@ -12,27 +12,36 @@ from collections.abc import Mapping
 
 import numpy as np
 from mindspore.common import np_dtype
+from safetensors import SafetensorError, safe_open
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np_dtype.bfloat16),
            "I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "I16": np.dtype(np.int16), "I8": np.dtype(np.int8), "U8": np.dtype(np.uint8),
            "BOOL": np.dtype(np.bool_)}
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 def _read_header(path):
-    """(name -> entry, offset of the data in bytes) of a safetensors file."""
+    """(name -> entry, offset of the data in bytes) of a safetensors file. ValueError, naming it, for a file that is none or is damaged."""
+    try:
+        with safe_open(path, framework="np"):  # checks the header against the file, entry by entry
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file, or it is damaged: {error}") from error
     with open(path, "rb") as file:
-        start = file.read(8)
-        size = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER_BYTES + 1
-        if size > min(_MAX_HEADER_BYTES, os.path.getsize(path) - 8):
-            raise ValueError(f"{path} is not a safetensors file, or it is cut off")
-        try:
-            header = json.loads(file.read(size))
-        except ValueError as error:
-            raise ValueError(f"{path} is not a safetensors file: {error}") from error
+        size = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(size))
     header.pop("__metadata__", None)
     return header, 8 + size
+
+
+def _read_index(path):
+    """The files that a sharded checkpoint's index names, sorted. ValueError, naming it, for anything else than an index."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            files = json.load(file)["weight_map"].values()
+        return sorted({os.fspath(name) for name in files})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not the index of a checkpoint: {type(error).__name__} {error}") from error
 
 
 class Checkpoint(Mapping):
@@ -46,8 +55,7 @@ class Checkpoint(Mapping):
         folder = os.fspath(folder)
         index = os.path.join(folder, _INDEX)
         if os.path.exists(index):
-            with open(index, encoding="utf-8") as file:
-                files = sorted(set(json.load(file)["weight_map"].values()))
+            files = _read_index(index)
         else:
             files = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
         if not files:
@@ -64,8 +72,6 @@ class Checkpoint(Mapping):
             raise ValueError(f"{name}: dtype {entry['dtype']} in {path} is not supported; it must be one of {', '.join(_DTYPES)}")
         dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
         first, end = entry["data_offsets"]
-        if end - first != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize or offset + end > os.path.getsize(path):
-            raise ValueError(f"{name}: {path} is damaged or cut off: bytes {first} to {end} do not hold {entry['dtype']} {shape}")
         if first == end:
             return np.empty(shape, dtype)
         return np.asarray(np.memmap(path, np.uint8, "r", offset + first, end - first)).view(dtype).reshape(shape)

@@ -62,9 +62,9 @@ class MLAConfig:
 
         put("num_heads", as_int("num_heads", self.num_heads, 1, MAX_HEADS))
         for name in ("hidden_size", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "max_position_embeddings"):
-            put(name, as_int(name, getattr(self, name), 1, None if name == "max_position_embeddings" else MAX_DIM))
+            put(name, as_int(name, getattr(self, name), 1, rope.MAX_POSITIONS if name == "max_position_embeddings" else MAX_DIM))
         put("qk_rope_head_dim", as_int("qk_rope_head_dim", self.qk_rope_head_dim, 0, MAX_DIM))
-        for name, most in (("q_lora_rank", MAX_DIM), ("index_topk", None)):
+        for name, most in (("q_lora_rank", MAX_DIM), ("index_topk", 2**31 - 1)):
             if getattr(self, name) is not None:
                 put(name, as_int(name, getattr(self, name), 1, most))
         if self.index_topk is not None:

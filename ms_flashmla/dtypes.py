@@ -1,5 +1,6 @@
 """float32, float16 and bfloat16 between numpy and MindSpore, each cast rounded once (to nearest, ties to even)."""
 
+import math
 import mmap
 
 import mindspore as ms
@@ -62,11 +63,15 @@ _HUGE_FROM = 2 * HUGE_PAGE  # below, a stream of weights or cache rows gains not
 
 def zeros(shape, dtype):
     """A zero numpy array of the MindSpore dtype. It costs no memory until it is written. From 4 MiB on it asks for huge pages, from which
-    weights and cache rows are read a third faster (34 GB/s against 25 with 2 cores); where the system has none nothing changes."""
-    size = int(np.prod(shape, dtype=np.int64)) * NUMPY[dtype].itemsize
+    weights and cache rows are read a third faster (34 GB/s against 25 with 2 cores); where the system has none nothing changes. RuntimeError
+    for more memory than the system gives."""
+    size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * NUMPY[dtype].itemsize
     if size < _HUGE_FROM:
         return np.zeros(shape, f"u{NUMPY[dtype].itemsize}").view(NUMPY[dtype])
-    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise RuntimeError(f"{shape} of {dtype} takes {size / 2**30:.1f} GiB, more than this system gives") from error
     start = -np.frombuffer(pages, np.uint8).ctypes.data % HUGE_PAGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:

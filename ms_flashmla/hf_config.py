@@ -46,13 +46,16 @@ def _read(source):
         with open(path, encoding="utf-8") as file:
             try:
                 config = json.load(file)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"source: {path} is not JSON: {error}") from error
         if not isinstance(config, dict):
             raise ValueError(f"source: {path} holds a {type(config).__name__}; a JSON object is needed")
         return config
     if hasattr(source, "to_dict"):
-        return dict(source.to_dict())
+        config = source.to_dict()
+        if not isinstance(config, Mapping):
+            raise TypeError(f"source: its to_dict() gives a {type(config).__name__}; a dict is needed")
+        return dict(config)
     raise TypeError(f"source: {type(source).__name__} is not allowed; give a dict, a path or an object with to_dict()")
 
 

@@ -1,5 +1,7 @@
 """MLALayer: the fused operator as an nn.Cell."""
 
+import threading
+
 import mindspore as ms
 from mindspore import Tensor, context, nn
 from mindspore.ops.primitive import constexpr
@@ -7,6 +9,8 @@ from mindspore.ops.primitive import constexpr
 from . import checks, dtypes, ops, pynative, rope, tune_table, weights
 from ._check import as_bool, as_float
 from .config import check_config
+
+_GRAPH_LOCK = threading.RLock()  # MindSpore compiles and runs graphs from one thread at a time: two at once end the process
 
 # The operator's optional inputs, in its order.
 OPTIONAL = ("w_q_a", "q_norm", "b_q_a", "b_kv_a", "b_o", "residual")
@@ -138,8 +142,9 @@ class MLALayer(_FusedMLA):
                              num_tokens, tokens_per_seq, *self._limits)
         if in_pynative:
             return self.construct(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual)
-        graph = self._graph(hidden_states, kv_cache, residual)
-        return graph(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual)
+        with _GRAPH_LOCK:
+            graph = self._graph(hidden_states, kv_cache, residual)
+            return graph(hidden_states, kv_cache, block_table, q_seq_lens, context_lens, residual)
 
     def _call_directly(self, batch, residual):
         """The call with its host check through pynative.py; None where that cannot be."""

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 
 from . import _lib
 
@@ -28,10 +29,10 @@ def relocate_mindir(src, dst):
         raise ValueError(f"src: {src} holds no operator of ms_flashmla")
     _copy_weights(model, os.path.dirname(os.path.abspath(src)), os.path.dirname(os.path.abspath(dst)))
     content = model.SerializeToString()
-    if os.path.exists(dst):
-        os.remove(dst)  # MindSpore writes MindIR files read-only
-    with open(dst, "wb") as file:
+    handle, new = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(dst)))  # beside it: dst is whole or as it was, and MindSpore's files are read-only
+    with os.fdopen(handle, "wb") as file:
         file.write(content)
+    os.replace(new, dst)
 
 
 def _relocate(primitive):

@@ -12,6 +12,7 @@ import numpy as np
 
 from ._check import as_bool, as_float, as_int, one_of
 
+MAX_POSITIONS = 2**24  # of a table; far beyond any model
 ROPE_TYPES = ("default", "linear", "yarn", "longrope")
 
 _KEYS = {  # keys each rope type knows, beside rope_type
@@ -40,7 +41,7 @@ def normalize_rope_scaling(rope_scaling, rope_dim, max_position_embeddings):
     if not kinds or any(kind != kinds[0] for kind in kinds):
         raise ValueError(f"rope_scaling: rope_type is {kinds or 'missing'}; give one of {', '.join(ROPE_TYPES)}")
     kind = one_of("rope_scaling rope_type", kinds[0], ROPE_TYPES)
-    unknown = sorted(set(given) - set(_KEYS[kind]))
+    unknown = sorted(map(str, set(given) - set(_KEYS[kind])))
     if unknown:
         raise ValueError(f"rope_scaling: {', '.join(map(repr, unknown))} is not supported for rope_type {kind!r}; allowed keys: "
                          f"{', '.join(_KEYS[kind])}")
@@ -57,7 +58,7 @@ def _linear(given, rope_dim, max_position_embeddings):
 
 def _original_length(given, max_position_embeddings):
     return as_int("rope_scaling original_max_position_embeddings",
-                  given.get("original_max_position_embeddings", max_position_embeddings))
+                  given.get("original_max_position_embeddings", max_position_embeddings), 1, MAX_POSITIONS)
 
 
 def _yarn(given, rope_dim, max_position_embeddings):
@@ -168,10 +169,12 @@ def table_length(max_position_embeddings, rope_scaling, use_long_factors=False):
 
 def rope_table(cfg):
     """The table of a config: float32 [cfg.max_positions, cfg.rope_dim], row p = [cos(p f_i), i < d/2 | sin(p f_i), i < d/2], each
-    times the attention factor."""
+    times the attention factor. ValueError where these are not finite."""
     half = cfg.rope_dim // 2
     inv_freq = inverse_frequencies(cfg.rope_dim, cfg.rope_theta, cfg.rope_scaling, cfg.use_long_factors)
     factor = attention_factor(cfg.rope_scaling)
+    if not (np.isfinite(inv_freq * cfg.max_positions).all() and math.isfinite(factor)):
+        raise ValueError(f"rope_scaling: {cfg.rope_scaling!r} with rope_theta {cfg.rope_theta} gives angles or an attention factor that are not finite")
     table = np.empty((cfg.max_positions, cfg.rope_dim), np.float32)
     rows = 16384  # a slice at a time keeps the float64 temporaries under 10 MB
     for start in range(0, cfg.max_positions, rows):

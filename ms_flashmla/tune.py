@@ -1,6 +1,7 @@
 """The `tune` sub-command: measures the loops of every projection and both attention paths on this machine, and writes a tune table."""
 
 import ctypes
+import os
 import time
 
 import mindspore as ms
@@ -170,6 +171,8 @@ def run(args):
 
     if args.repeats < 1:
         raise ValueError(f"--repeats: {args.repeats} is not allowed; it must be at least 1")
+    if args.out is not None and not os.path.isdir(os.path.dirname(os.path.abspath(args.out))):
+        raise ValueError(f"--out: {args.out}: its folder does not exist")
     cfg, rng = _config(args), np.random.default_rng(1)
     ms.set_context(mode=ms.PYNATIVE_MODE)
     table = {"isa": _lib.isa(), "threads": _lib.num_threads()}

@@ -81,6 +81,8 @@ def parse(text, name):
     try:
         table = yaml.safe_load(text)
         isa, gemm, attention = (table.get(key) for key in ("isa", "gemm", "attention"))
+        if unknown := sorted(map(str, set(table) - {"isa", "threads", "gemm", "attention"})):
+            raise ValueError(f"{name}: unknown keys {', '.join(unknown)}")
         if not isinstance(isa, str):
             raise ValueError(f"{name}: isa is missing")
         return (isa, [_gemm_rule(f"{name}: gemm[{i}]", entry) for i, entry in enumerate(gemm or [])],
@@ -94,7 +96,11 @@ def use(path):
     it was measured on another ISA."""
     path = os.fspath(path)
     with open(path, encoding="utf-8") as file:
-        isa, gemm, attention = parse(file.read(), path)
+        try:
+            text = file.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not a tune table: {error}") from error
+    isa, gemm, attention = parse(text, path)
     if isa != _lib.isa():
         warnings.warn(f"{path}: measured with {isa}, here {_lib.isa()} runs; the table is left alone", stacklevel=3)
         return

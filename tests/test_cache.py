@@ -1,4 +1,6 @@
 """The block allocator and the cache Parameter."""
+import copy
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -64,6 +66,23 @@ def test_free_returns_every_block_once():
         cache.free("a")
         with pytest.raises(ValueError, match="'a'"):
             cache.free("a")
+
+
+def test_a_copy_is_a_cache_of_its_own():
+    cache = fm.LatentKVCache(CFG, 5, block_size=4)
+    cache.allocate("a", 9)
+    cache.data.asnumpy()[:] = 7
+    other = copy.deepcopy(cache)
+    assert other.data.name != cache.data.name and (other.data.asnumpy() == 7).all()
+    other.allocate("b", 8)
+    other.data.asnumpy()[:] = 8
+    assert cache.num_free_blocks == 2 and (cache.data.asnumpy() == 7).all()
+    assert (other.block_table(["a"]).asnumpy() == cache.block_table(["a"]).asnumpy()).all()
+
+
+def test_more_than_the_system_gives_is_named():
+    with pytest.raises(RuntimeError, match="num_blocks: 2147483647 blocks of 2147483647 tokens: .* GiB, more than this system gives"):
+        fm.LatentKVCache(CFG, 2**31 - 1, block_size=2**31 - 1)
 
 
 def test_no_sequences():

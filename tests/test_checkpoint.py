@@ -56,10 +56,29 @@ def test_folder_without_tensors(tmp_path):
         Checkpoint(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x01", b"\xff" * 64, b"\x08" + b"\x00" * 7 + b"not json"])
+def with_header(header, data=bytes(16)):
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"\x01", b"\xff" * 64, b"\x08" + b"\x00" * 7 + b"not json",
+    *map(with_header, [None, "text", [1], {"w": None}, {"w": 3}, {"w": {}}, {"w": {**ENTRY, "data_offsets": [-8, 8]}}, {"w": {**ENTRY, "data_offsets": [0.0, 16.0]}},
+                       {"w": {**ENTRY, "data_offsets": [8, 24]}}, {"w": {**ENTRY, "shape": [2**70]}}, {"w": {**ENTRY, "shape": [-2, -2]}}, {"w": {**ENTRY, "shape": "4"}},
+                       {"w": {**ENTRY, "dtype": ["F32"]}}, {"w": {**ENTRY, "shape": [2, 3]}}])])
 def test_file_that_is_no_safetensors(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match="not a safetensors file"):
+    with pytest.raises(ValueError, match="model.safetensors is not a safetensors file"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"weight_map": ["a"]}', b'{"weight_map": {"a": 3}}', b"[" * 100000])
+def test_index_that_is_none(tmp_path, content):
+    (tmp_path / "model.safetensors.index.json").write_bytes(content)
+    with pytest.raises(ValueError, match="index.json is not the index of a checkpoint"):
         Checkpoint(tmp_path)
 
 
@@ -67,8 +86,8 @@ def test_file_cut_off_in_its_data(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"w": np.zeros((64, 64), np.float32)}, path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ValueError, match="cut off"):
-        Checkpoint(tmp_path)["w"]
+    with pytest.raises(ValueError, match="model.safetensors is not a safetensors file, or it is damaged"):
+        Checkpoint(tmp_path)
 
 
 def test_fp8_is_named(tmp_path):

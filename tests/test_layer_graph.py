@@ -1,5 +1,8 @@
 """The layer called from Python: one compiled graph per signature, caches, strided inputs, in both modes."""
 import gc
+import subprocess
+import sys
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -54,6 +57,38 @@ def test_decode_equals_prefill_in_every_form(mode, layer):
         np.testing.assert_allclose(out - step.asnumpy(), whole.reshape(2, 3, -1)[:, t], atol=2e-5 * np.abs(whole).max())
     batched = layer(x.reshape(2, 3, -1), fm.LatentKVCache(CFG, BLOCKS, PAGE).data, TABLE, ints(3, 3), ints(0, 0))
     assert batched.shape == (2, 3, 48) and batched.asnumpy().tobytes() == whole.tobytes()
+
+
+THREADS = """
+import sys, threading
+sys.path[:0] = sys.argv[1:3]
+import mindspore as ms
+import ms_flashmla as fm
+from small_layer import BLOCKS, CFG, PAGE, STEPS, TABLE, make_layer
+ms.set_context(mode=ms.GRAPH_MODE)
+layer, wrong = make_layer(), []
+
+def serve():
+    cache = fm.LatentKVCache(CFG, BLOCKS, PAGE)
+    return [layer(x, cache.data, TABLE, *lengths, residual=x).asnumpy().tobytes() for x, *lengths in STEPS]
+
+def work():
+    for _ in range(20):
+        if serve() != expected:
+            wrong.append(1)
+
+expected = serve()
+threads = [threading.Thread(target=work) for _ in range(3)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+assert not wrong
+"""
+
+
+def test_threads_share_a_graph():
+    """MindSpore's graphs do not stand two callers at once; a server has them."""
+    here = Path(__file__).resolve().parent
+    done = subprocess.run([sys.executable, "-c", THREADS, str(here), str(here.parent)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_modes_and_repeats_give_the_same_bits(layer):

@@ -28,7 +28,7 @@ inline void pause_cpu() {
 }
 
 int default_threads() {
-  if (const char *text = std::getenv("MS_FLASHMLA_NUM_THREADS")) {
+  if (const char *text = std::getenv("MS_FLASHMLA_NUM_THREADS"); text != nullptr && *text != '\0') {
     char *end = nullptr;
     const long n = std::strtol(text, &end, 10);
     if (end != text && *end == '\0' && n >= 1 && n <= ThreadPool::kMaxThreads) return static_cast<int>(n);
