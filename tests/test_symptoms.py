@@ -72,6 +72,23 @@ def test_operator_never_dereferences_padding():
     assert bits(out) == bits(expected[0]) and bits(lse) == bits(expected[1])
 
 
+# ---- rounding that adds up ---------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("phi", [None, 0.0])
+def test_many_keys_of_like_weight_do_not_drift(phi):
+    """Summed key by key, 131072 positive terms lose what the tolerance allows several times over."""
+    keys, d = 131072, 16
+    rng = np.random.default_rng(0)
+    k = np.zeros((keys // 64, 64, 1, d), np.float32)
+    k[..., 0], k[..., 1] = rng.choice([0.0, 0.3], k.shape[:3]).astype(np.float32), 1
+    q, table = np.ones((1, 1, 1, d), np.float32), np.arange(keys // 64, dtype=np.int32)[None]
+    out, lse = attend(q, k, table, np.array([keys], np.int32), d, softmax_scale=1.0, softmax_phi=phi)
+    rows = k.reshape(keys, d).astype(np.float64)
+    p = np.exp(rows.sum(1))
+    assert_close(to_np(out)[0, 0, 0], p @ rows / p.sum(), "float32")
+    assert_lse(to_np(lse).ravel(), np.log(p.sum(keepdims=True)))
+
+
 # ---- the causal mask ---------------------------------------------------------------------------------------------------------------------------------
 
 def test_causal_mask_is_bottom_right_when_a_prefix_is_cached():

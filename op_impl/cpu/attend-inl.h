@@ -9,11 +9,11 @@
 namespace flashmla {
 namespace FLASHMLA_NS {
 
-// O = O * rescale + P V for rows [row, row + rows): the rescale happens on the way of O into the registers.
+// O = O * rescale + P V for rows [row, row + rows): the rescale happens as O is added to the tile's sum.
 template <typename E, typename Side>
 static void pv(const RowChunk &c, const KvTile<E> &tile, int64_t row, int64_t rows, int64_t n, Side &side) {
   block_product<false>(rows, round_up(c.d_v, kPanelAlign), c.s + row, 1, c.lds, tile.v, tile.ldv, n, c.o + row * c.ldo, c.ldo,
-                       c.started ? Start::kKeep : Start::kZero, c.started && !c.unified ? c.rescale + row : nullptr, side);
+                       c.started ? Start::kAdd : Start::kZero, c.started && !c.unified ? c.rescale + row : nullptr, side);
 }
 
 // The diagonal: a row takes the values it may see and no others, so that a NaN in a later token's value, times a probability

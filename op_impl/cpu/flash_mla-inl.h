@@ -87,8 +87,9 @@ static void merge_attention_states(const MergeArgs &args, ThreadPool::Session &s
       float lse = inf;
       if (has_a && has_b) {
         const float top = lse_a > lse_b ? lse_a : lse_b;
-        const float w_a = __builtin_expf(lse_a - top), w_b = __builtin_expf(lse_b - top), sum = w_a + w_b;
-        for (int64_t i = 0; i < args.d; ++i) a_row[i] = (w_a * a_row[i] + w_b * b_row[i]) / sum;
+        const float a_part = __builtin_expf(lse_a - top), b_part = __builtin_expf(lse_b - top), sum = a_part + b_part;
+        const float w_a = a_part / sum, w_b = b_part / sum;
+        for (int64_t i = 0; i < args.d; ++i) a_row[i] = w_a * a_row[i] + w_b * b_row[i];
         lse = top + __builtin_logf(sum);
       } else if (has_b) {
         copy_row(a_row, b_row, args.d);

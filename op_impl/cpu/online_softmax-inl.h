@@ -22,14 +22,14 @@ static void online_softmax(const RowChunk &c, int64_t n) {
     // A row that has seen no key yet keeps -inf; prevent (-inf) - (-inf) = nan.
     const VF base = select_less(now, set1(-__FLT_MAX__), zero(), now);
     const VF factor = exp_float(sub(before, base));
-    VF sum = mul(load(c.l + row), factor);
+    VF sum = zero();  // of this tile; summed key by key onto the whole, 100000 keys would drift
     for (int64_t j = 0; j < n; ++j) {
       const VF p = exp_float(sub(load(s + j * c.lds), base));
       sum = add(sum, p);
       store(s + j * c.lds, p);
     }
     store(c.m + row, now);
-    store(c.l + row, sum);
+    store(c.l + row, fma(load(c.l + row), factor, sum));
     store(c.rescale + row, factor);
   }
 }
@@ -44,7 +44,7 @@ static void unified_softmax(const RowChunk &c, int64_t n) {
   const VF base = set1(c.phi);
   for (int64_t row = 0; row < c.rows; row += kLanes) {
     float *s = c.s + row;  // [n, lds]
-    VF now = load(c.m + row), sum = load(c.l + row);
+    VF now = load(c.m + row), sum = zero();
     for (int64_t j = 0; j < n; ++j) {
       const VF score = load(s + j * c.lds);
       now = max(now, score);
@@ -53,7 +53,7 @@ static void unified_softmax(const RowChunk &c, int64_t n) {
       store(s + j * c.lds, p);
     }
     store(c.m + row, now);
-    store(c.l + row, sum);
+    store(c.l + row, add(load(c.l + row), sum));
   }
 }
 

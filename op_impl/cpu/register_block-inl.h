@@ -14,11 +14,11 @@ constexpr int64_t kStreamAheadBytes = 4096;
 template <int N>
 struct Count { static constexpr int value = N; };
 
-// How a register block starts: from nothing, or from C.
-enum class Start { kZero, kKeep };
+// What a register block does with what stands in C: writes over it, goes on summing from it, or adds it to a sum of its own, multiplied
+// by its row's factor where there are factors: the rescale of online softmax. Sums of their own keep rounding small over many tiles.
+enum class Start { kZero, kKeep, kAdd };
 
-// C[MR][NV lanes] = start + sum_k A[m, k] B[k][NV lanes]; A[m, k] at a[m * a_row + k * a_k]. With factors, what stands in C is
-// multiplied by its row's first: the rescale of online softmax.
+// C[MR][NV lanes] = sum_k A[m, k] B[k][NV lanes], with C as `start` says; A[m, k] at a[m * a_row + k * a_k].
 template <int MR, int NV, bool kStream, typename TB, typename TS>
 FM_INLINE void register_block(const float *a /* [MR][k], strides a_row and a_k */, int64_t a_row, int64_t a_k, const TB *b /* [k, ldb] */, int64_t ldb,
                               int64_t k, float *c /* [MR, ldc] */, int64_t ldc, Start start, const float *factor /* [MR] or nullptr */,
@@ -27,12 +27,7 @@ FM_INLINE void register_block(const float *a /* [MR][k], strides a_row and a_k *
   FM_UNROLL
   for (int m = 0; m < MR; ++m)
     FM_UNROLL
-    for (int v = 0; v < NV; ++v) acc[m][v] = start == Start::kZero ? zero() : load(c + m * ldc + v * kLanes);
-  if (factor != nullptr)
-    FM_UNROLL
-    for (int m = 0; m < MR; ++m)
-      FM_UNROLL
-      for (int v = 0; v < NV; ++v) acc[m][v] = mul(acc[m][v], set1(factor[m]));
+    for (int v = 0; v < NV; ++v) acc[m][v] = start == Start::kKeep ? load(c + m * ldc + v * kLanes) : zero();
   Pace<TS> pace(side, k);
   for (int64_t i = 0; i < k; ++i, a += a_k, b += ldb) {
     VF row[NV];
@@ -51,6 +46,13 @@ FM_INLINE void register_block(const float *a /* [MR][k], strides a_row and a_k *
     }
   }
   pace.finish();
+  if (start == Start::kAdd)
+    FM_UNROLL
+    for (int m = 0; m < MR; ++m) {
+      const VF x = set1(factor != nullptr ? factor[m] : 1.0f);
+      FM_UNROLL
+      for (int v = 0; v < NV; ++v) acc[m][v] = fma(load(c + m * ldc + v * kLanes), x, acc[m][v]);
+    }
   FM_UNROLL
   for (int m = 0; m < MR; ++m)
     FM_UNROLL
