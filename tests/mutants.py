@@ -97,7 +97,7 @@ MUTANTS = [
     Mutant("mask: one key too many", VEC, "return pass.context + row / schedule_.row_heads() + 1 -", "return pass.context + row / schedule_.row_heads() + 2 -", DATA),
     Mutant("mask: never", VEC, "if (first_limit(pass, t) < kv) mask(pass, t, s);", "", DATA),
     Mutant("mask: always", VEC, "if (first_limit(pass, t) < kv) mask(pass, t, s);", "mask(pass, t, s);", (), reason="a mask on a full tile marks no key; it costs scalar work alone"),
-    Mutant("page: the second page is read from the first one's place", CUBE, "cache[call_.slot(pass.sequence, key + at)", "cache[call_.slot(pass.sequence, key)", DATA),
+    Mutant("page: the second page is read from the first one's place", CUBE, "cache[call_.cache_row(pass.sequence, key + at)]", "cache[call_.cache_row(pass.sequence, key)]", DATA),
     Mutant("AIV: both take the first half of the rows", VEC, "return pass.row0 + AscendC::GetSubBlockIdx() * half_of(pass);", "return pass.row0;", DATA),
     Mutant("rescale: the factor of the tile after", VEC, "ub_.alpha_blocks[coming_.tile]", "ub_.alpha_blocks[coming_.tile ^ 1]", DATA),
     Mutant("combine: the sum is not weighted", "combine.h", "        AscendC::Mul(state_sum_, state_sum_, weight_, n);\n", "", DATA),

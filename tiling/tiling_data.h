@@ -31,6 +31,15 @@ struct Problem {
   int64_t s_kv;              // keys of a sequence, the new ones included
 };
 
+// Where the rows of a KV cache lie, in elements. Key `position` of a sequence is row position % page of its block position / page; the block
+// table says which block that is, or, without a table, a sequence is one block: block b is sequence b.
+struct CacheLayout {
+  int64_t page;              // keys of a block; without a table those that a sequence has room for
+  int64_t block_stride;      // from block to block: without a table the sequence stride
+  int64_t row_stride;        // from key to key
+  int32_t paged;             // 1: blocks come from the table
+};
+
 // One attention path on an AI core of an Ascend. rows x kv_tile scores lie in L0C; both AIVs take half of the rows each.
 struct AscendBlocks {
   int32_t rows;              // query rows that share a pass over the KV tiles; a multiple of 16

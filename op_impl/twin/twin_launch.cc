@@ -36,14 +36,14 @@ struct Tensor {
 };
 
 // Every tensor of the call with its bytes, in the order of op_list.h; absent ones have no data.
-std::vector<Tensor> tensors_of(const LayerArgs& a) {
+std::vector<Tensor> tensors_of(const LayerArgs& a, const CacheLayout& cache) {
   using twin::Role;
   const FlashMLAAttrs& t = a.attrs;
   const int64_t width = t.kv_lora_rank + t.qk_rope_head_dim, rope_dim = t.rope_mode == kRopeFull ? t.qk_nope_head_dim : t.qk_rope_head_dim;
   const int64_t k_q = t.q_lora_rank > 0 ? t.q_lora_rank : a.hidden_size;
   auto halves = [](const char* name, const Storage& s, int64_t elements, Role role = Role::kInput) { return Tensor{name, role, s.data, elements * 2}; };
   return {halves("hidden_states", a.hidden, a.num_tokens * a.hidden_size),
-          halves("kv_cache", a.cache.data, a.cache.num_blocks * a.cache.block_size * width, Role::kInOut),
+          halves("kv_cache", a.cache.data, (cache.paged ? a.cache.num_blocks : a.batch.size) * cache.block_stride, Role::kInOut),
           {"block_table", Role::kInput, a.batch.block_table, a.batch.size * a.batch.max_blocks * 4},
           {"q_seq_lens", Role::kInput, a.batch.q_seq_lens, a.batch.size * 4},
           {"context_lens", Role::kInput, a.batch.context_lens, a.batch.size * 4},
@@ -65,16 +65,17 @@ std::vector<Tensor> tensors_of(const LayerArgs& a) {
 
 }  // namespace
 
-twin::RunReport twin_flash_mla(const LayerArgs& args, const Machine& machine, const twin::Options& options) {
+twin::RunReport twin_flash_mla(const LayerArgs& args, const Machine& machine, const twin::Options& options, const CacheLayout* layout) {
   check_dtypes(args);
-  const KernelCall shapes = {args.attrs, args.hidden_size, args.num_tokens, args.batch.size, args.batch.max_blocks, args.cache.block_size,
+  const CacheLayout cache = layout != nullptr ? *layout : paged_cache(args.cache.block_size, args.cache.d);
+  const KernelCall shapes = {args.attrs, args.hidden_size, args.num_tokens, args.batch.size, args.batch.max_blocks, cache,
                              args.hidden.dtype, args.w_q.dtype, args.cache.data.dtype, args.b_q_a.present(), args.b_kv_a.present(), args.b_o.present(),
                              args.residual.present()};
   const KernelData data = make_kernel_data(shapes, machine);
   Reserved reserved;
   uint8_t* workspace = reserved.take(data.workspace.total_bytes);
   if (options.compute) std::memset(workspace, 0xFF, data.workspace.total_bytes);  // what nobody wrote is NaN
-  const std::vector<Tensor> tensors = tensors_of(args);
+  const std::vector<Tensor> tensors = tensors_of(args, cache);
   twin::Engine engine(machine, options, data.cores);
   for (const Tensor& t : tensors) engine.add_tensor(t.name, t.role, t.data, t.bytes);
   engine.add_tensor("workspace", twin::Role::kWorkspace, workspace, data.workspace.total_bytes);

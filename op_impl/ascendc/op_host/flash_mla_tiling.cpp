@@ -44,6 +44,13 @@ bool read_attrs(const gert::RuntimeAttrs *attrs, flashmla::FlashMLAAttrs *a) {
   return complete;
 }
 
+// [blocks, page, d] behind the block table; of four dimensions [B, S, 1, d], or [B, 1, S, d], where every sequence has a place of its own.
+flashmla::CacheLayout layout_of(const gert::Shape &cache) {
+  const int64_t d = cache.GetDim(cache.GetDimNum() - 1);
+  if (cache.GetDimNum() < 4) return flashmla::paged_cache(cache.GetDim(1), d);
+  return cache.GetDim(1) == 1 ? flashmla::bnsd_cache(cache.GetDim(2), 1, d) : flashmla::bsnd_cache(cache.GetDim(1), cache.GetDim(2), d);
+}
+
 // Memories and rates of the chip family, number of cores and size of L2 of this very chip.
 flashmla::Machine machine_of(const gert::TilingContext *context) {
   flashmla::Machine machine = *flashmla::find_machine("ascend950pr_9599");
@@ -70,7 +77,7 @@ ge::graphStatus tiling(gert::TilingContext *context) {
   call.num_tokens = hidden.GetDimNum() == 2 ? hidden.GetDim(0) : hidden.GetDim(0) * hidden.GetDim(1);
   call.batch = table.GetDim(0);
   call.max_blocks = table.GetDim(1);
-  call.block_size = cache.GetDim(1);
+  call.cache = layout_of(cache);
   call.act_dtype = dtype_of(context, FlashMLAIn::hidden_states);
   call.weight_dtype = dtype_of(context, FlashMLAIn::w_q);
   call.cache_dtype = dtype_of(context, FlashMLAIn::kv_cache);

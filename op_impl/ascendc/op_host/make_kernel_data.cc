@@ -35,6 +35,7 @@ void check_limits(const KernelCall &c) {
     if (dtype == kFloat32) throw std::invalid_argument("FlashMLA on Ascend: float32 is not supported, expected float16 or bfloat16");
     if (dtype != c.act_dtype) throw std::invalid_argument("FlashMLA on Ascend: hidden states, weights and cache must have one dtype");
   }
+  at_most("elements from key to key of the cache", c.cache.row_stride, kMostSourceStride);
   at_most("hidden_size", c.hidden_size, kMostSourceStride);
   at_most("kv_lora_rank", a.kv_lora_rank, kMostRowStride);
   at_most("v_head_dim", a.v_head_dim, kMostRowStride);
@@ -43,6 +44,9 @@ void check_limits(const KernelCall &c) {
   at_most("num_heads x (qk_nope_head_dim + qk_rope_head_dim)", a.num_heads * fractals(a.qk_nope_head_dim + a.qk_rope_head_dim), kMostSourceStride);
   at_most("num_heads x v_head_dim", a.num_heads * a.v_head_dim, kMostSourceStride);
 }
+
+// Keys that a sequence has room for.
+int64_t most_keys(const KernelCall &c) { return c.cache.paged ? c.max_blocks * c.cache.page : c.cache.page; }
 
 class Layout {
  public:
@@ -97,8 +101,8 @@ Problem kernel_problem(const KernelCall &c) {
   const int64_t batch = std::max<int64_t>(1, c.batch);
   const int64_t s_q = std::max<int64_t>(1, ceil_div(c.num_tokens, batch));
   return {dim(c.hidden_size), dim(a.num_heads), 1, dim(a.q_lora_rank), dim(a.kv_lora_rank), dim(a.qk_nope_head_dim),
-          dim(a.qk_rope_head_dim), dim(a.v_head_dim), dim(a.rope_mode), c.act_dtype, c.weight_dtype, c.cache_dtype, dim(c.block_size),
-          batch, s_q, std::max(s_q, c.max_blocks * c.block_size)};
+          dim(a.qk_rope_head_dim), dim(a.v_head_dim), dim(a.rope_mode), c.act_dtype, c.weight_dtype, c.cache_dtype, dim(c.cache.page),
+          batch, s_q, std::max(s_q, most_keys(c))};
 }
 
 KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
@@ -122,7 +126,7 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
   d.num_tokens = c.num_tokens;
   d.batch = c.batch;
   d.max_blocks = c.max_blocks;
-  d.page = c.block_size;
+  d.cache = c.cache;
   d.has_b_q_a = c.has_b_q_a;
   d.has_b_kv_a = c.has_b_kv_a;
   d.has_b_o = c.has_b_o;
@@ -136,7 +140,7 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
   d.min_tiles = static_cast<int32_t>(std::max<int64_t>(1, tiling.split_min / tiling.kv_tile));
   d.gemm_base_m = tiling.gemm_base_m;
   d.gemm_base_n = tiling.gemm_base_n;
-  d.round_keys = d.path == kAbsorbed ? 0 : std::max<int64_t>(1, c.batch * c.max_blocks * c.block_size);
+  d.round_keys = d.path == kAbsorbed ? 0 : std::max<int64_t>(1, c.batch * most_keys(c));
   const int64_t head_bytes = d.round_keys * (2 * (fractals(d.d_n + d.d_r) + fractals(d.d_v)) + 4 * fractals(d.d_n));
   d.round_heads = head_bytes == 0 ? d.heads : static_cast<int32_t>(clamp(kRoundBytes / head_bytes, 1, d.heads));
   d.workspace = lay_out(d);

@@ -3,6 +3,7 @@
 
 #include "op_impl/ascendc/op_kernel/kernel_data.h"
 #include "op_proto/op_list.h"
+#include "tiling/cache_layout.h"
 #include "tiling/machine.h"
 
 namespace flashmla {
@@ -14,7 +15,7 @@ struct KernelCall {
   int64_t num_tokens;   // T
   int64_t batch;        // B
   int64_t max_blocks;   // columns of the block table
-  int64_t block_size;   // tokens of a page
+  CacheLayout cache;
   int32_t act_dtype, weight_dtype, cache_dtype;  // DType
   bool has_b_q_a, has_b_kv_a, has_b_o, has_residual;
 };

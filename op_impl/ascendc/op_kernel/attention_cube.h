@@ -141,9 +141,9 @@ class AttentionCube {
     const int64_t kv_tile = s_.b.kv_tile;
     if (call_.absorbed()) {
       const GlobalTensor<T> cache = call_.template input<T>(FlashMLAIn::kv_cache);
-      for (int64_t at = 0; at < keys;) {  // a copy for each page
-        const int64_t rows = smaller(keys - at, d.page - (key + at) % d.page);
-        load_fractals(l1_.k[kv_][at * kFractal], cache[call_.slot(pass.sequence, key + at) * s_.d_qk], rows, s_.d_qk, s_.d_qk, kv_tile);
+      for (int64_t at = 0; at < keys;) {  // a copy for each block of the cache
+        const int64_t rows = call_.cache_run(key + at, keys - at);
+        load_fractals(l1_.k[kv_][at * kFractal], cache[call_.cache_row(pass.sequence, key + at)], rows, s_.d_qk, d.cache.row_stride, kv_tile);
         at += rows;
       }
     } else {

@@ -238,11 +238,14 @@ struct Call {
   // Scalar reads touch inputs alone, never what the kernel writes: their data cache is not kept coherent.
   __aicore__ inline int64_t q_len(int64_t b) const { return input<int32_t>(FlashMLAIn::q_seq_lens).GetValue(b); }
   __aicore__ inline int64_t context(int64_t b) const { return input<int32_t>(FlashMLAIn::context_lens).GetValue(b); }
-  // Row of the cache that holds key `position` of sequence b.
-  __aicore__ inline int64_t slot(int64_t b, int64_t position) const {
-    const int64_t block = input<int32_t>(FlashMLAIn::block_table).GetValue(b * d.max_blocks + position / d.page);
-    return block * d.page + position % d.page;
+  // Element of the cache at which key `position` of sequence b begins: the one place that knows how sequences lie.
+  __aicore__ inline int64_t cache_row(int64_t b, int64_t position) const {
+    const CacheLayout &c = d.cache;
+    const int64_t block = c.paged ? input<int32_t>(FlashMLAIn::block_table).GetValue(b * d.max_blocks + position / c.page) : b;
+    return block * c.block_stride + position % c.page * c.row_stride;
   }
+  // Keys from `position` on, `most` at the most, that lie one after the other.
+  __aicore__ inline int64_t cache_run(int64_t position, int64_t most) const { return smaller(most, d.cache.page - position % d.cache.page); }
 };
 
 }  // namespace flashmla

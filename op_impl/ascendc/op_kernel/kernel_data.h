@@ -36,7 +36,7 @@ struct KernelData {
   int64_t num_tokens;    // T
   int64_t batch;         // B
   int64_t max_blocks;
-  int64_t page;          // tokens a page of the cache holds
+  CacheLayout cache;
   int32_t has_b_q_a, has_b_kv_a, has_b_o, has_residual;
   float q_norm_eps, kv_norm_eps, q_lora_scale, kv_lora_scale, softmax_scale;
 

@@ -129,7 +129,7 @@ template <typename T>
 __aicore__ inline void append(const Call<T> &call, const Share &share) {
   const KernelData &d = call.d;
   if (share.begin == share.end) return;
-  const int64_t ld = call.ld_kv(), batch = norm_rows(ld), half = d.d_r / 2, pitch = rope_pitch(half), width = d.rank + d.d_r;
+  const int64_t ld = call.ld_kv(), batch = norm_rows(ld), half = d.d_r / 2, pitch = rope_pitch(half);
   const int64_t gap_blocks = (pitch - align_up(half, kFloatsOfBlock)) / kFloatsOfBlock;
   Region ub(TPosition::VECCALC);
   NormBuffers b;
@@ -178,7 +178,7 @@ __aicore__ inline void append(const Call<T> &call, const Share &share) {
     hand_over<HardEvent::V_MTE3>();
     for (int64_t i = 0; i < rows; ++i) {
       cursor.seek(t + i);
-      const GlobalTensor<T> row = cache[call.slot(cursor.sequence(), cursor.position()) * width];
+      const GlobalTensor<T> row = cache[call.cache_row(cursor.sequence(), cursor.position())];
       store_runs(row, rounded[i * ld], 1, d.rank, 0);
       if (half > 0) store_runs(row[d.rank], first[i * pitch], 1, half, 0);
       if (half > 0) store_runs(row[d.rank + half], second[i * pitch], 1, half, 0);
