@@ -102,6 +102,29 @@ def test_short_context_takes_small_tiles():
     assert tiles[0] <= 16 and tiles[0] <= tiles[1] <= tiles[2]
 
 
+def keys_of_kernel():
+    entry = (ROOT / "op_impl/ascendc/op_kernel/flash_mla.cpp").read_text()
+    variants = re.findall(r"TILING_KEY_IS\((\d+)\)\) \{\n    FLASHMLA_VARIANT\(flashmla::k(\w+), (\d+)\)", entry)
+    return {int(key): (path.lower(), int(kv_tile)) for key, path, kv_tile in variants}
+
+
+@pytest.mark.parametrize("machine", ASCENDS)
+def test_configurations_are_the_precomputed_ones(machine):
+    """Every choice stands in the table, and its key names the kernel's variant for that path and tile."""
+    table = (ROOT / "tiling/ascend_configs.h").read_text()
+    configs = {(int(rows), int(kv_tile)) for kv_tile, rows in re.findall(r"\{(\d+), (\d+)\}", table)}
+    variants, chosen = keys_of_kernel(), set()
+    assert {kv_tile for _, kv_tile in configs} == {kv_tile for _, kv_tile in variants.values()} and len(variants) == 10
+    for case in grid_calls():
+        result = tiling.report(machine, case.problem())
+        blocks, path = blocks_of(result), result["seq"]["path"]
+        rows, kv_tile = blocks[f"{path}.rows"], blocks[f"{path}.kv_tile"]
+        assert (rows, kv_tile) in configs and variants[blocks["tiling_key"]] == (path, kv_tile)
+        assert any(reason.startswith(f"configuration {rows} rows x {kv_tile} keys: of {len(configs)} precomputed ones") for reason in result["reasons"])
+        chosen.add((rows, kv_tile))
+    assert len(chosen) >= 10  # shapes decide: no configuration does for all
+
+
 # --- tails and splits ---
 
 

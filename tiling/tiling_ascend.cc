@@ -1,10 +1,11 @@
-// Blocks of the Ascend kernel: candidates -> compare by predicted cycles -> one printable configuration.
+// Blocks of the Ascend kernel: the precomputed configurations -> what fits -> compare by predicted cycles -> one printable choice.
 #include <cstdio>
 #include <limits>
 #include <stdexcept>
 #include <utility>
 
 #include "tiling/ascend_attention.h"
+#include "tiling/ascend_configs.h"
 #include "tiling/ascend_projections.h"
 #include "tiling/int_math.h"
 #include "tiling/tiling_backends.h"
@@ -16,10 +17,11 @@ using namespace int_math;
 namespace {
 
 constexpr int64_t kFractal = 16;
-constexpr int32_t kKvTiles[] = {256, 128, 64, 32, 16};
-constexpr int32_t kRows[] = {128, 96, 64, 48, 32, 16};
 // Copies of columns of P V in UB and in L0C: with three the vector units work on one while one comes and the third goes back.
 constexpr std::pair<int32_t, int32_t> kOutputCopies[] = {{3, 4}, {2, 4}, {2, 2}, {1, 2}, {1, 1}};
+constexpr int32_t kLargestTileAsked = 1024;  // keys, up to which the report says why a larger tile is not taken
+// Where the weights' bytes bound the products, a second part of A costs the cube time that it has; with more tokens the cube is the bound.
+constexpr int32_t kMostTokensInParts = 256;
 constexpr int64_t kTilesOfASplit = 4;  // below, filling the pipeline and merging outweigh the idle core
 
 int64_t fractals(int64_t n) { return align_up(n, kFractal); }
@@ -117,18 +119,21 @@ Choice best_variant(const Problem& p, const PassShape& s, const Machine& m, int3
   return best;
 }
 
+// Half of a tile at least is real, and no rows are added beyond whole fractals of them.
+bool suits(const AscendConfig& config, const Problem& p, const PassShape& s) {
+  return (config.kv_tile == kFractal || config.kv_tile / 2 < p.s_kv) && (config.rows == kFractal || config.rows <= fractals(s.most_rows));
+}
+
 Choice best_blocks(const Problem& p, const PassShape& s, const Machine& m) {
   Choice best;
-  for (int32_t kv_tile : kKvTiles) {
-    if (kv_tile > kFractal && kv_tile / 2 >= p.s_kv) continue;  // at least half a tile is real
-    for (int32_t rows : kRows) {
-      if (rows > kFractal && rows > fractals(s.most_rows)) continue;
-      Choice choice = best_variant(p, s, m, rows, kv_tile);
-      if (choice.cost.cycles < best.cost.cycles) best = choice;
-    }
+  for (const AscendConfig& config : kAscendConfigs) {
+    if (!suits(config, p, s)) continue;
+    Choice choice = best_variant(p, s, m, config.rows, config.kv_tile);
+    if (choice.cost.cycles < best.cost.cycles) best = choice;
   }
   if (!best.found) {
-    AscendBlocks least = {kRows[5], kKvTiles[4], 2, 0, 0, 0, 0, static_cast<int32_t>(fractals(ceil_div(s.d_v, 4))), 1, 1};
+    const AscendConfig& smallest = kAscendConfigs[0];
+    AscendBlocks least = {smallest.rows, smallest.kv_tile, 2, 0, 0, 0, 0, static_cast<int32_t>(fractals(ceil_div(s.d_v, 4))), 1, 1};
     fill_l0_steps(s, m, &least);
     throw std::invalid_argument(std::string("the smallest tiles of the ") + s.stage + " path do not fit " + m.name + ": 16 rows x 16 keys " +
                                 overflow(pass_buffers(s, least, m)));
@@ -165,6 +170,7 @@ TilingData make_ascend_tiling(const Problem& p, const Machine& m) {
   check_dtypes(p, m);
   TilingData t{};
   t.num_cores = m.cores;
+  t.two_part_tokens = kMostTokensInParts;
   t.qk_row_pack = t.qk_dim_pack = t.pv_row_pack = kFractal;
 
   if (takes_path(p, kAbsorbed)) t.absorbed = best_blocks(p, absorbed_shape(p), m).blocks;
@@ -220,23 +226,50 @@ std::string refusal(const Problem& p, const PassShape& s, const AscendBlocks& ta
   return what + " " + overflow(pass_buffers(s, b, m));
 }
 
+// Which configuration is taken, of how many, and what the next best one would take.
+std::string selection(const Problem& p, const PassShape& s, const AscendBlocks& taken, const Machine& m) {
+  int32_t small = 0, fitting = 0, all = 0;
+  const AscendConfig* next = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const AscendConfig& config : kAscendConfigs) {
+    ++all;
+    if (!suits(config, p, s)) continue;
+    ++small;
+    const Choice choice = best_variant(p, s, m, config.rows, config.kv_tile);
+    if (!choice.found) continue;
+    ++fitting;
+    const bool own = config.rows == taken.rows && config.kv_tile == taken.kv_tile;
+    if (!own && choice.cost.cycles < least) least = choice.cost.cycles, next = &config;
+  }
+  std::string text = "configuration " + std::to_string(taken.rows) + " rows x " + std::to_string(taken.kv_tile) + " keys: of " + std::to_string(all) + " precomputed ones " +
+                     std::to_string(small) + " are no larger than this shape, " + std::to_string(fitting) + " of them fit";
+  if (next == nullptr) return text;
+  char ratio[32];
+  std::snprintf(ratio, sizeof ratio, "%.2f", least / pass_cost(p, s, taken, m).cycles);
+  return text + ", and the next best, " + std::to_string(next->rows) + " x " + std::to_string(next->kv_tile) + ", is predicted to take " + ratio + " times as long";
+}
+
 void explain_pass(const Problem& p, const PassShape& s, const AscendBlocks& taken, const Machine& m, TilingReport* report) {
   const AscendBlocks& b = taken;
+  report->reasons.push_back(selection(p, s, taken, m));
   auto reason = [&](const std::string& what, int32_t rows, int32_t kv_tile, int32_t buffers) {
     report->reasons.push_back(refusal(p, s, taken, m, what, rows, kv_tile, buffers));
   };
   bool fits = true;  // up to the first larger tile that does not fit
-  for (int32_t larger = 2 * b.kv_tile; fits && larger <= 4 * kKvTiles[0]; larger *= 2) {
+  for (int32_t larger = 2 * b.kv_tile; fits && larger <= kLargestTileAsked; larger *= 2) {
     fits = best_variant(p, s, m, b.rows, larger).found;
     reason("kv_tile " + std::to_string(larger), b.rows, larger, 0);
   }
-  for (int32_t i = 1; i < 6; ++i) {
-    if (kRows[i] == b.rows && fractals(s.most_rows) > b.rows) reason("rows " + std::to_string(kRows[i - 1]), kRows[i - 1], b.kv_tile, 0);
+  int32_t taller = 0;  // the next one for these tiles
+  for (const AscendConfig& config : kAscendConfigs) {
+    if (config.kv_tile == b.kv_tile && config.rows > b.rows && (taller == 0 || config.rows < taller)) taller = config.rows;
   }
+  if (taller > 0 && fractals(s.most_rows) > b.rows) reason("rows " + std::to_string(taller), taller, b.kv_tile, 0);
   if (fractals(s.most_rows) <= b.rows) report->reasons.push_back("rows " + std::to_string(b.rows) + " already hold all rows of a sequence");
   if (b.kv_buffers == 2) reason("a third KV buffer", b.rows, b.kv_tile, 3);
   if (b.p_in_rope) report->reasons.push_back("p takes the place of the rope columns of its KV tile: no L1 of its own");
 
+  report->blocks.push_back({"tiling_key", tiling_key(report->seq.path, b.kv_tile), "the kernel's variant: 1000 absorbed, 2000 expanded, and kv_tile"});
   const std::pair<const char*, std::pair<int64_t, const char*>> blocks[] = {
       {"rows", {b.rows, "query rows that share a pass over the KV tiles"}},
       {"kv_tile", {b.kv_tile, "keys of a tile"}},

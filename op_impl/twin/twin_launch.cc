@@ -10,6 +10,7 @@
 #include "op_impl/twin/api/types.h"
 #include "op_impl/twin/reserved.h"
 #include "op_proto/op_proto.h"
+#include "tiling/ascend_configs.h"
 
 extern "C" {
 #define FLASHMLA_PARAMETER(name, required) GM_ADDR name,
@@ -83,6 +84,7 @@ twin::RunReport twin_flash_mla(const LayerArgs& args, const Machine& machine, co
   auto* kernel = args.hidden.dtype == kFloat16 ? flash_mla_half : flash_mla_bf16;
   uint8_t* tiling = reinterpret_cast<uint8_t*>(const_cast<KernelData*>(&data));
 #define FLASHMLA_ARGUMENT(name, required) address(FlashMLAIn::name),
+  AscendC::twin_tiling_key() = tiling_key(data.path, data.blocks.kv_tile);
   return engine.run([&] { kernel(FLASH_MLA_INPUTS(FLASHMLA_ARGUMENT) address(FlashMLAIn::count), workspace, tiling); });
 #undef FLASHMLA_ARGUMENT
 }

@@ -5,6 +5,7 @@
 
 #include "op_impl/ascendc/op_host/make_kernel_data.h"
 #include "register/op_impl_registry.h"
+#include "tiling/ascend_configs.h"
 #include "tiling/platform/platform_ascendc.h"
 
 namespace {
@@ -97,7 +98,7 @@ ge::graphStatus tiling(gert::TilingContext *context) {
   }
   const platform_ascendc::PlatformAscendC platform(context->GetPlatformInfo());
   *workspace = static_cast<size_t>(data->workspace.total_bytes) + platform.GetLibApiWorkSpaceSize();
-  context->SetTilingKey(0);
+  context->SetTilingKey(flashmla::tiling_key(data->path, data->blocks.kv_tile));
   context->SetScheduleMode(kBatchMode);
   return context->SetBlockDim(static_cast<uint32_t>(data->cores));
 }

@@ -15,12 +15,11 @@ namespace {
 
 constexpr int64_t kFractal = 16;
 constexpr int64_t kZeroColumns = 1024;
-constexpr int64_t kMostRowStride = 2040;          // float32 elements: 255 data blocks, the longest stride of a vector instruction
+constexpr int64_t kMostRowStride = 2032;          // float32 elements in whole fractals: a vector instruction strides over 255 data blocks at the most
+constexpr int64_t kMostKey = 512, kMostRotatedKey = 384, kMostRotatedPart = 224;  // elements; what UB holds of 32 rows, tests/test_twin_capacity.py
 constexpr int64_t kMostSourceStride = 65535;      // elements from row to row of a copy into fractals
 constexpr int64_t kRoundBytes = int64_t{1} << 30; // K and V that a round of heads leaves in the workspace
 constexpr int64_t kGmAlign = 512;
-// Where the weights' bytes bound the products, a second part of A costs the cube time that it has; with more tokens the cube is the bound.
-constexpr int64_t kMostTokensInParts = 256;
 
 int64_t fractals(int64_t n) { return align_up(n, kFractal); }
 
@@ -39,7 +38,10 @@ void check_limits(const KernelCall &c) {
   at_most("hidden_size", c.hidden_size, kMostSourceStride);
   at_most("kv_lora_rank", a.kv_lora_rank, kMostRowStride);
   at_most("v_head_dim", a.v_head_dim, kMostRowStride);
-  at_most("the rotated dimension", a.rope_mode == kRopeFull ? a.qk_nope_head_dim : a.qk_rope_head_dim, kMostRowStride);
+  // 32 rows of a key, and the parts of it that RoPE turns, lie in UB as float32.
+  if (a.rope_mode == kRopeFull) at_most("qk_nope_head_dim, all of it rotated,", a.qk_nope_head_dim, kMostRotatedKey);
+  else at_most("qk_nope_head_dim", a.qk_nope_head_dim, kMostKey);
+  at_most("qk_rope_head_dim", a.qk_rope_head_dim, kMostRotatedPart);
   at_most("q_lora_rank", a.q_lora_rank, 8192);
   at_most("num_heads x (qk_nope_head_dim + qk_rope_head_dim)", a.num_heads * fractals(a.qk_nope_head_dim + a.qk_rope_head_dim), kMostSourceStride);
   at_most("num_heads x v_head_dim", a.num_heads * a.v_head_dim, kMostSourceStride);
@@ -119,9 +121,9 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
   d.d_v = problem.v_head_dim;
   d.q_rank = problem.q_lora_rank;
   d.rope_mode = problem.rope_mode;
-  d.parts = c.num_tokens <= kMostTokensInParts ? 2 : 1;
-  // The latent rows are exact as they are; decompressed keys and values are rounded once more.
-  d.path = d.parts == 2 && d.rope_mode == kRopeDecoupled ? kAbsorbed : make_seq_tiling(problem, tiling, problem.s_q, problem.s_kv).path;
+  d.path = make_seq_tiling(problem, tiling, problem.s_q, problem.s_kv).path;
+  // Decompressed keys and values are rounded once more than the latent rows: a call of few tokens takes these, and no other rounding on the way.
+  d.parts = c.num_tokens <= tiling.two_part_tokens ? 2 : 1;
   d.cores = tiling.num_cores;
   d.num_tokens = c.num_tokens;
   d.batch = c.batch;

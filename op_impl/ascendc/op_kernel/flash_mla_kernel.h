@@ -65,12 +65,12 @@ __aicore__ inline void attention_expanded(const Call<T> &call) {
   }
 }
 
-// T is half or bfloat16_t; arguments in the order of op_list.h, null where absent.
-template <typename T>
+// T is half or bfloat16_t; arguments in the order of op_list.h, null where absent. A variant holds one path alone.
+template <int32_t path, typename T>
 __aicore__ inline void flash_mla_kernel(const Call<T> &call) {
   AscendC::InitSocState();
   prolog(call);
-  if (call.absorbed()) attention_absorbed(call);
+  if constexpr (path == kAbsorbed) attention_absorbed(call);
   else attention_expanded(call);
   output_project(call);
 }
