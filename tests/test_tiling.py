@@ -125,6 +125,29 @@ def test_configurations_are_the_precomputed_ones(machine):
     assert len(chosen) >= 10  # shapes decide: no configuration does for all
 
 
+def epilog_bytes(case, machine="ascend950pr_9599"):
+    reasons = tiling.report(machine, case.problem())["reasons"]
+    through, on_chip = next(re.search(r"busiest core moves (\d+) KiB that way, and on chip (\d+) KiB", reason).groups() for reason in reasons if reason.startswith("outputs go through L2"))
+    return int(through), int(on_chip)
+
+
+@pytest.mark.parametrize("machine", ASCENDS)
+def test_outputs_go_through_l2_by_the_byte_count(machine):
+    real = [replace(model, s_q=s_q, s_kv=s_kv, batch=batch) for model in MODELS if model is not ODD for (s_q, s_kv), batch in itertools.product(LENGTHS, (1, 7, 32, 64, 128, 144))]
+    for case in [*real, *[Case(heads=heads, batch=36) for heads in range(2, 129)]]:
+        through, on_chip = epilog_bytes(case, machine)
+        assert through <= on_chip and blocks_of(tiling.report(machine, case.problem()))["epilog_through_l2"] == 1, case
+
+
+def test_epilog_bytes_by_hand():
+    # 32 tokens, one pass each: 128 heads of W_UV [512, 128] and W_o [128, 7168], and 7168 float32 sums there and back. Through L2, 36 cores share the weights and two 16-bit
+    # parts of 640 columns a head, written and read.
+    weights = 128 * 128 * (7168 + 512) * 2
+    through, on_chip = epilog_bytes(replace(V3, batch=32, s_kv=4096))
+    assert on_chip == round((weights + 2 * 4 * 7168) / KIB)
+    assert through == round((weights + 32 * 128 * 640 * 2 * 2 * 2) / 36 / KIB)
+
+
 # --- tails and splits ---
 
 

@@ -116,7 +116,6 @@ struct TilingData {
   int32_t gemm_base_k;       // .. and of K in L0A, L0B
   int32_t gemm_step_k;       // K elements in L1 at a time
   int32_t two_part_tokens;   // tokens of a call up to which what stands between two products is kept in two 16-bit parts, and the latent path taken
-  int32_t epilog_through_l2; // 1: attention outputs go through L2 into W_o; 0: they stay on chip
 };
 
 // How one sequence is cut; a pure function of its own lengths.
