@@ -1,4 +1,5 @@
 """The profile command: what the JSON holds, that times and bytes agree with each other, traces and pictures."""
+import argparse
 import json
 import os
 import subprocess
@@ -47,7 +48,20 @@ def test_constants_move_the_result(tmp_path):
 def test_sample_and_check(tmp_path):
     whole, sample = run(tmp_path, "--check"), run(tmp_path, "--sample", "9")
     assert sample["simulated_cores"] == 9 and sample["cores"] == whole["cores"] == 36
-    assert sample["us"] == pytest.approx(whole["us"], rel=0.5)
+    assert sample["us"] == pytest.approx(whole["us"], rel=0.1)
+
+
+@pytest.mark.parametrize("model, options", [("v3", ["--batch", "32", "--seq", "4096"]), ("v3", ["--batch", "32", "--q-len", "2", "--seq", "4096"]),
+                                            ("v2-lite", ["--batch", "64", "--seq", "8192"]), ("v2-lite", ["--phase", "prefill", "--seq", "2048"])])
+def test_a_sample_is_close_to_the_whole(model, options):
+    parser = argparse.ArgumentParser()
+    profile.add_arguments(parser)
+    problem = profile.problem_of(parser.parse_args(["--model", model, "--dtype", "bf16", *options]))
+    whole, sample = (profile.profile("ascend950pr_9599", problem, sample=n) for n in (0, 9))
+    assert sample["us"] == pytest.approx(whole["us"], rel=0.1)
+    for weights in ("w_q", "w_o"):  # each byte once, whoever reads it
+        read = [next(t["read_bytes"] for t in run["tensors"] if t["name"] == weights) for run in (whole, sample)]
+        assert read[1] == pytest.approx(read[0], rel=0.05)
 
 
 def test_trace_and_plot(tmp_path):
