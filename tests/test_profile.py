@@ -64,6 +64,20 @@ def test_a_sample_is_close_to_the_whole(model, options):
         assert read[1] == pytest.approx(read[0], rel=0.05)
 
 
+def test_blocks_that_are_asked_for(tmp_path):
+    us = {blocks: run(tmp_path, *blocks)["us"] for blocks in ((), ("--kv-buffers", "1"), ("--kv-buffers", "2"), ("--kv-tile", "64", "--rows", "16", "--kv-buffers", "2"))}
+    assert us[("--kv-buffers", "1")] > us[("--kv-buffers", "2")] >= us[()]
+    run(tmp_path, "--kv-buffers", "1", "--check")  # no race, no deadlock where nothing runs ahead
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--kv-tile", "256"], "128 rows x 256 keys in 2 KV buffers do not fit ascend950pr_9599: 32768 bytes too many in L0C: 344064 bytes too many in L1"),
+    (["--kv-tile", "48"], "kv_tile is 48; it must be 16, 32, 64, 128 or 256"), (["--rows", "136"], "rows is 136"), (["--kv-buffers", "5"], "kv_buffers is 5")])
+def test_blocks_that_do_not_fit_say_by_how_much(options, words, capsys):
+    assert cli.main(["profile", "--model", "v3", "--dtype", "bf16", "--batch", "32", "--seq", "4096", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_trace_and_plot(tmp_path):
     trace, picture = tmp_path / "trace.json", tmp_path / "timeline.png"
     run(tmp_path, "--trace", str(trace), "--plot", str(picture))

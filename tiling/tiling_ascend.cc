@@ -1,6 +1,9 @@
 // Blocks of the Ascend kernel: the precomputed configurations -> what fits -> compare by predicted cycles -> one printable choice.
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <utility>
 
@@ -22,6 +25,7 @@ constexpr std::pair<int32_t, int32_t> kOutputCopies[] = {{3, 4}, {2, 4}, {2, 2},
 constexpr int32_t kLargestTileAsked = 1024;  // keys, up to which the report says why a larger tile is not taken
 // Where the weights' bytes bound the products, a second part of A costs the cube time that it has; with more tokens the cube is the bound.
 constexpr int32_t kMostTokensInParts = 256;
+constexpr int32_t kMostRows = 128;
 constexpr int64_t kTilesOfASplit = 4;  // below, filling the pipeline and merging outweigh the idle core
 
 int64_t fractals(int64_t n) { return align_up(n, kFractal); }
@@ -94,8 +98,9 @@ struct Choice {
 // The best of the variants of one (rows, kv_tile): copies and columns of P V, KV buffers.
 Choice best_variant(const Problem& p, const PassShape& s, const Machine& m, int32_t rows, int32_t kv_tile, int32_t only_buffers = 0) {
   Choice best;
-  for (int32_t kv_buffers : {4, 3, 2}) {
-    if (only_buffers != 0 && kv_buffers != only_buffers) continue;
+  for (int32_t kv_buffers : {4, 3, 2, 1}) {
+    // Nothing is loaded ahead into a single buffer: for measurements alone.
+    if (only_buffers != 0 ? kv_buffers != only_buffers : kv_buffers == 1) continue;
     for (int64_t parts : {1, 2, 4, 8}) {
       for (const auto& [ub_copies, l0c_copies] : kOutputCopies) {
         AscendBlocks b{};
@@ -139,6 +144,14 @@ Choice best_blocks(const Problem& p, const PassShape& s, const Machine& m) {
                                 overflow(pass_buffers(s, least, m)));
   }
   return best;
+}
+
+// Memories that the buffers of a pass exceed, and by how many bytes.
+std::map<std::string, int64_t> excess(const std::vector<Buffer>& buffers) {
+  std::map<std::string, int64_t> left;
+  for (const Buffer& b : buffers) left.emplace(b.memory, -b.capacity).first->second += b.bytes;
+  for (auto memory = left.begin(); memory != left.end();) memory = memory->second > 0 ? std::next(memory) : left.erase(memory);
+  return left;
 }
 
 void check_dtypes(const Problem& p, const Machine& m) {
@@ -189,6 +202,27 @@ TilingData make_ascend_tiling(const Problem& p, const Machine& m) {
   t.expanded_splits = t.max_splits;
   if (p.hidden_size > 0) choose_projections(p, m, &t);
   return t;
+}
+
+AscendBlocks wanted_blocks(const Problem& p, const Machine& m, const TilingData& t, int32_t path, const WantedBlocks& wanted) {
+  const PassShape s = path == kAbsorbed ? absorbed_shape(p) : expanded_shape(p);
+  AscendBlocks b = path == kAbsorbed ? t.absorbed : t.expanded;
+  if (wanted.rows > 0) b.rows = wanted.rows;
+  if (wanted.kv_tile > 0) b.kv_tile = wanted.kv_tile;
+  const bool known = std::any_of(std::begin(kAscendConfigs), std::end(kAscendConfigs), [&](const AscendConfig& config) { return config.kv_tile == b.kv_tile; });
+  if (!known) throw std::invalid_argument("kv_tile is " + std::to_string(b.kv_tile) + "; it must be 16, 32, 64, 128 or 256");
+  if (b.rows < kFractal || b.rows > kMostRows || b.rows % kFractal != 0) throw std::invalid_argument("rows is " + std::to_string(b.rows) + "; it must be a multiple of 16 up to 128");
+  if (wanted.kv_buffers < 0 || wanted.kv_buffers > 4) throw std::invalid_argument("kv_buffers is " + std::to_string(wanted.kv_buffers) + "; it must be 1 to 4");
+  const Choice choice = best_variant(p, s, m, b.rows, b.kv_tile, wanted.kv_buffers);
+  if (choice.found) return choice.blocks;
+  b.kv_buffers = wanted.kv_buffers > 0 ? wanted.kv_buffers : 2;
+  b.p_in_rope = s.v_is_k && b.rows <= s.d_rope;
+  b.l0c_out_buffers = b.ub_out_buffers = 1;
+  b.pv_columns = static_cast<int32_t>(fractals(ceil_div(s.d_v, 8)));
+  fill_l0_steps(s, m, &b);
+  std::string text = std::to_string(b.rows) + " rows x " + std::to_string(b.kv_tile) + " keys in " + std::to_string(b.kv_buffers) + " KV buffers do not fit " + m.name;
+  for (const auto& [memory, bytes] : excess(pass_buffers(s, b, m))) text += ": " + std::to_string(bytes) + " bytes too many in " + memory;
+  throw std::invalid_argument(text);
 }
 
 std::vector<Buffer> ascend_buffers(const Problem& p, const Machine& m, const TilingData& t) {

@@ -80,13 +80,13 @@ std::map<std::string, double> overlaps_of(const twin::RunReport& sample, const s
 
 }  // namespace
 
-twin::RunReport twin_flash_mla(const LayerArgs& args, const Machine& machine, const twin::Options& options, const CacheLayout* layout) {
+twin::RunReport twin_flash_mla(const LayerArgs& args, const Machine& machine, const twin::Options& options, const CacheLayout* layout, const WantedBlocks& wanted) {
   check_dtypes(args);
   const CacheLayout cache = layout != nullptr ? *layout : paged_cache(args.cache.block_size, args.cache.d);
   const KernelCall shapes = {args.attrs, args.hidden_size, args.num_tokens, args.batch.size, args.batch.max_blocks, cache,
                              args.hidden.dtype, args.w_q.dtype, args.cache.data.dtype, args.b_q_a.present(), args.b_kv_a.present(), args.b_o.present(),
                              args.residual.present()};
-  const KernelData data = make_kernel_data(shapes, machine);
+  const KernelData data = make_kernel_data(shapes, machine, wanted);
   Reserved reserved;
   uint8_t* workspace = reserved.take(data.workspace.total_bytes);
   if (options.compute) std::memset(workspace, 0xFF, data.workspace.total_bytes);  // what nobody wrote is NaN

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "tiling/int_math.h"
-#include "tiling/tiling.h"
 
 namespace flashmla {
 
@@ -107,7 +106,7 @@ Problem kernel_problem(const KernelCall &c) {
           batch, s_q, std::max(s_q, most_keys(c))};
 }
 
-KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
+KernelData make_kernel_data(const KernelCall &c, const Machine &machine, const WantedBlocks &wanted) {
   check_limits(c);
   const FlashMLAAttrs &a = c.attrs;
   const Problem problem = kernel_problem(c);
@@ -139,6 +138,7 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
   d.kv_lora_scale = a.kv_lora_scale;
   d.softmax_scale = a.softmax_scale;
   d.blocks = d.path == kAbsorbed ? tiling.absorbed : tiling.expanded;
+  if (wanted.rows != 0 || wanted.kv_tile != 0 || wanted.kv_buffers != 0) d.blocks = wanted_blocks(problem, machine, tiling, d.path, wanted);
   d.min_tiles = static_cast<int32_t>(std::max<int64_t>(1, tiling.split_min / tiling.kv_tile));
   d.gemm_base_m = tiling.gemm_base_m;
   d.gemm_base_n = tiling.gemm_base_n;

@@ -5,6 +5,7 @@
 #include "op_proto/op_list.h"
 #include "tiling/cache_layout.h"
 #include "tiling/machine.h"
+#include "tiling/tiling.h"
 
 namespace flashmla {
 
@@ -20,8 +21,8 @@ struct KernelCall {
   bool has_b_q_a, has_b_kv_a, has_b_o, has_residual;
 };
 
-// Throws std::invalid_argument that names what the machine cannot do.
-KernelData make_kernel_data(const KernelCall &call, const Machine &machine);
+// Throws std::invalid_argument that names what the machine cannot do. `wanted`: blocks in place of those that the tiling selects.
+KernelData make_kernel_data(const KernelCall &call, const Machine &machine, const WantedBlocks &wanted = {});
 
 // The problem that the tiling is asked about: every sequence has its share of the new tokens, and as many keys as the table holds.
 Problem kernel_problem(const KernelCall &call);

@@ -47,8 +47,8 @@ struct AttentionL1 {
       v[i] = call.absorbed() ? k[i] : l1.take<T>(s.b.kv_tile * s.d_v16);
     }
     // P may stand on the rope columns of its tile: QK has used them up, and PV does not read them.
-    for (int32_t i = 0; i < s.b.kv_buffers; ++i)
-      p[i] = s.b.p_in_rope ? k[i][s.d_v16 * s.b.kv_tile] : i < 2 ? l1.take<T>(s.b.rows * s.b.kv_tile) : p[0];
+    for (int32_t i = 0; i < kMostKvBuffers; ++i)
+      p[i] = s.b.p_in_rope ? k[i < s.b.kv_buffers ? i : 0][s.d_v16 * s.b.kv_tile] : i < 2 ? l1.take<T>(s.b.rows * s.b.kv_tile) : p[0];
   }
 };
 

@@ -167,16 +167,20 @@ class AttentionCube {
 };
 
 // Scores run one tile ahead of P V, or two where the KV buffers last for it: softmax of one tile and P V of the one before it then meet on
-// the vector units, and the scores they wait for next are there already.
+// the vector units, and the scores they wait for next are there already. With a single buffer P V of a tile comes before the next scores.
 template <typename T>
 __aicore__ inline void attend_cube(const Call<T> &call, const Schedule<T> &schedule) {
   AttentionCube<T> cube(call);
-  const bool two_ahead = call.d.blocks.kv_buffers > 2;
+  const bool two_ahead = call.d.blocks.kv_buffers > 3;
   TileInFlight before, long_before;
   schedule.for_core(AscendC::GetBlockIdx(), [&](const Segment &segment) {
     cube.load_query(segment.pass);
     for (int64_t t = segment.begin; t < segment.end; ++t) {
       const TileInFlight tile = cube.scores(segment.pass, t);
+      if (call.d.blocks.kv_buffers == 1) {
+        cube.output(tile);
+        continue;
+      }
       if (two_ahead) {
         if (long_before.any) cube.output(long_before);
         long_before = before;

@@ -19,7 +19,7 @@ class AttentionVec {
   }
 
   __aicore__ inline void finish() {
-    add_outputs(kOutputTurns);
+    add_all_outputs();
     for (int32_t i = 0; i < 2; ++i) {
       AscendC::WaitFlag<HardEvent::MTE3_V>(i);
       AscendC::WaitFlag<HardEvent::V_MTE2>(i);
@@ -126,6 +126,8 @@ class AttentionVec {
     }
     if (turn == kOutputTurns) coming_.any = false;
   }
+
+  __aicore__ inline void add_all_outputs() { add_outputs(kOutputTurns); }
 
  private:
   __aicore__ inline int64_t half_of(const Pass &pass) const { return align_up(pass.rows, kFractal) / 2; }
@@ -275,6 +277,7 @@ __aicore__ inline void attend_vec(const Call<T> &call, const Schedule<T> &schedu
     for (int64_t t = segment.begin; t < segment.end; ++t) {
       const TileInFlight tile = vec.softmax(segment, t);
       vec.expect_output(segment, tile, t == segment.begin);
+      if (call.d.blocks.kv_buffers == 1) vec.add_all_outputs();  // the cube waits with the next scores
     }
   });
   vec.finish();
