@@ -53,8 +53,7 @@ MUTANTS = [
            "    AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_V>(FIX_V_SCORES);\n    AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);\n    AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);\n"),
     Mutant("wrong pipe: P announced before it is copied", VEC, "AscendC::CrossCoreSetFlag<kCoreMode, PIPE_MTE3>(MTE3_MTE1_P);",
            "AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(MTE3_MTE1_P);"),
-    Mutant("mixed up: one id for scores and P V", COMMON, "FIX_V_PV = 4;", "FIX_V_PV = 0;", (),
-           reason="FIX sets both and V waits for both in one order: a counter does as well as two"),
+    Mutant("mixed up: one id for scores and P V", COMMON, "FIX_V_PV = 4;", "FIX_V_PV = 0;", DATA),  # scores that are two tiles ahead are taken for P V
     Mutant("mixed up: P V given back as scores", COMMON, "V_FIX_PV_FREE = 5;", "V_FIX_PV_FREE = 1;", DATA),
     Mutant("reserved: an id of SyncAll", COMMON, "FIX_V_SCORES = 0;", "FIX_V_SCORES = 12;", ("event misuse", "illegal operation")),
     Mutant("one credit too many for the scores", VEC, "      AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);\n      AscendC::SetFlag",
