@@ -17,6 +17,7 @@ inline constexpr AscendConfig kAscendConfigs[] = {
     {16, 16},  {16, 48},                                     // up to 32 keys
     {32, 16},  {32, 32},  {32, 48},  {32, 64},  {32, 128},   // up to 64, or latents so wide that no more fits
     {64, 16},  {64, 32},  {64, 48},  {64, 96},  {64, 128},   // up to 128, or all rows of 128 heads
+    {96, 16},  {96, 32},  {96, 64},  {96, 96},  {96, 128},   // .. where 128 keys beside them do not fit
     {128, 16}, {128, 32}, {128, 48}, {128, 64}, {128, 128},  // long contexts
     {256, 16}, {256, 32}, {256, 48}, {256, 64}, {256, 96},   // .. of narrow heads, or few rows
 };

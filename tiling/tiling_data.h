@@ -49,9 +49,12 @@ struct AscendBlocks {
   int32_t qk_k_block;        // columns of q and K that one step of QK holds in L0A, L0B
   int32_t pv_k_block;        // keys of P and V that one step of PV holds in L0A, L0B
   int32_t pv_n_block;        // columns of V of that step
-  int32_t pv_columns;        // columns of P V that are in L0C and UB at a time
+  int32_t pv_columns;        // columns of P V that are in L0C at a time
+  int32_t ub_columns;        // .. of which so many go to UB at a time
   int32_t l0c_out_buffers;   // copies of them in L0C
   int32_t ub_out_buffers;    // copies of them in UB
+  int32_t score_buffers;     // copies of the scores in L0C and UB
+  int32_t p_buffers;         // copies of P in UB, and in L1 where it has a place of its own
 };
 
 // Which loop a product with a packed weight takes, by its rows M (CPU). Every loop adds the terms of K in one order, so no bit

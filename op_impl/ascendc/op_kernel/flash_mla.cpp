@@ -22,6 +22,8 @@ extern "C" __global__ __aicore__ void flash_mla(FLASH_MLA_INPUTS(FLASHMLA_PARAME
     FLASHMLA_VARIANT(flashmla::kAbsorbed, 32);
   } else if (TILING_KEY_IS(1064)) {
     FLASHMLA_VARIANT(flashmla::kAbsorbed, 64);
+  } else if (TILING_KEY_IS(1096)) {
+    FLASHMLA_VARIANT(flashmla::kAbsorbed, 96);
   } else if (TILING_KEY_IS(1128)) {
     FLASHMLA_VARIANT(flashmla::kAbsorbed, 128);
   } else if (TILING_KEY_IS(1256)) {
@@ -32,6 +34,8 @@ extern "C" __global__ __aicore__ void flash_mla(FLASH_MLA_INPUTS(FLASHMLA_PARAME
     FLASHMLA_VARIANT(flashmla::kExpanded, 32);
   } else if (TILING_KEY_IS(2064)) {
     FLASHMLA_VARIANT(flashmla::kExpanded, 64);
+  } else if (TILING_KEY_IS(2096)) {
+    FLASHMLA_VARIANT(flashmla::kExpanded, 96);
   } else if (TILING_KEY_IS(2128)) {
     FLASHMLA_VARIANT(flashmla::kExpanded, 128);
   } else if (TILING_KEY_IS(2256)) {

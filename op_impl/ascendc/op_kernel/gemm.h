@@ -69,6 +69,7 @@ class GemmCube {
   // Blocks of at most base_m x base_n, A in so many parts.
   __aicore__ inline GemmCube(int64_t base_m, int64_t base_n, int64_t parts) : parts_(parts) {
     step_k_ = clamp(align_down(kL1Bytes / (2 * int64_t(sizeof(T)) * (parts * base_m + base_n)), kVectorFloats), kVectorFloats, kZeroColumns);
+    first_step_k_ = larger(kVectorFloats, align_down(step_k_ * (1 + AscendC::GetBlockIdx() % kPhases) / kPhases, kFractal));
     Region l1(TPosition::A1), l0a(TPosition::A2), l0b(TPosition::B2), l0c(TPosition::CO1);
     for (int32_t i = 0; i < 2; ++i) {
       a_[i] = l1.take<T>(parts * base_m * step_k_);
@@ -99,8 +100,10 @@ class GemmCube {
     const int64_t l0_elements = kL0HalfBytes / sizeof(T);
     const int64_t l0_k = clamp(align_down(smaller(l0_elements / (parts_ * m16), l0_elements / item.n), kFractal), kFractal, 255 * kFractal);
     AscendC::WaitFlag<HardEvent::FIX_M>(out_);
-    for (int64_t k0 = 0; k0 < k; k0 += step_k_) {
-      const int64_t width = smaller(step_k_, k - k0), width16 = align_up(width, kFractal);
+    for (int64_t k0 = 0, width; k0 < k; k0 += width) {
+      width = smaller(first_step_k_, k - k0);
+      first_step_k_ = step_k_;
+      const int64_t width16 = align_up(width, kFractal);
       AscendC::WaitFlag<HardEvent::MTE1_MTE2>(step_);
       for (int64_t part = 0; part < parts_; ++part) source.load_a(a_[step_][part * m16 * width16], part, item, k0, width, m16);
       source.load_b(b_[step_], item, k0, width);
@@ -128,7 +131,7 @@ class GemmCube {
   }
 
  private:
-  int64_t parts_, step_k_;
+  int64_t parts_, step_k_, first_step_k_;
   LocalTensor<T> a_[2], b_[2], l0a_[2], l0b_[2];
   LocalTensor<float> c_[2];
   int32_t step_ = 0, l0_ = 0, out_ = 0;
