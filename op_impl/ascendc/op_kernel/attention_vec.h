@@ -9,28 +9,28 @@ template <typename T>
 class AttentionVec {
  public:
   __aicore__ inline AttentionVec(const Call<T> &call, const Schedule<T> &schedule)
-      : call_(call), schedule_(schedule), s_(call), l1_(call, s_), ub_(s_) {
+      : call_(call), schedule_(schedule), s_(call), l1_(call, s_), ub_(s_), scaled_(call.absorbed() && QueryRange<T>::most > 0.0f) {
     for (int32_t i = 0; i < s_.b.score_buffers; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);
     for (int32_t i = 0; i < s_.b.p_buffers; ++i) AscendC::SetFlag<HardEvent::MTE3_V>(i);
-    if (call_.absorbed()) AscendC::SetFlag<HardEvent::V_MTE2>(pass_ ^ 1);
+    if (scaled_) AscendC::SetFlag<HardEvent::V_MTE2>(pass_ ^ 1);
     for (int32_t i = 0; i < s_.b.ub_out_buffers; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_PV_FREE);
   }
 
   __aicore__ inline void finish() {
     add_all_outputs();
-    if (call_.absorbed()) AscendC::SetFlag<HardEvent::V_MTE2>(pass_);
-    for (int32_t i = 0; call_.absorbed() && i < 2; ++i) AscendC::WaitFlag<HardEvent::V_MTE2>(i);
+    if (scaled_) AscendC::SetFlag<HardEvent::V_MTE2>(pass_);
+    for (int32_t i = 0; scaled_ && i < 2; ++i) AscendC::WaitFlag<HardEvent::V_MTE2>(i);
     for (int32_t i = 0; i < s_.b.p_buffers; ++i) AscendC::WaitFlag<HardEvent::MTE3_V>(i);
     for (int32_t i = 0; i < p_places(s_.b); ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_MTE3>(MTE1_MTE3_P_FREE);
   }
 
   // A pass begins: its scales, no key seen yet.
   __aicore__ inline void begin(const Pass &pass) {
-    if (call_.absorbed()) AscendC::SetFlag<HardEvent::V_MTE2>(pass_);  // no scores of the pass before are left to scale
+    if (scaled_) AscendC::SetFlag<HardEvent::V_MTE2>(pass_);  // no scores of the pass before are left to scale
     pass_ ^= 1;
     const int64_t half = half_of(pass);
     const LocalTensor<float> &scale = ub_.row_scale[pass_];
-    if (call_.absorbed()) {
+    if (scaled_) {
       AscendC::WaitFlag<HardEvent::V_MTE2>(pass_);
       const int64_t row = pass.first_token * call_.d.heads + pass.row0 + AscendC::GetSubBlockIdx() * half;
       const GlobalTensor<float> row_scale = call_.template buffer<float>(call_.d.workspace.row_scale);
@@ -271,6 +271,7 @@ class AttentionVec {
   const AttentionShape<T> s_;
   const AttentionL1<T> l1_;
   const AttentionUb<T> ub_;
+  const bool scaled_;  // rows have scales of their own
   int32_t pass_ = 0, tile_ = 0, scores_ = 0, p_ = 0, p_l1_ = 0, out_ = 0;
   Segment coming_segment_;
   TileInFlight coming_;  // whose P V comes

@@ -149,6 +149,14 @@ __aicore__ inline void multiply(const LocalTensor<float> &c, const LocalTensor<T
 
 constexpr AscendC::FixpipeConfig kToUb{AscendC::CO2Layout::ROW_MAJOR, true};
 
+// An absorbed query may exceed the range of float16: every row is divided by a scale of its own, which its scores are multiplied with.
+template <typename T>
+struct QueryRange {};
+template <>
+struct QueryRange<half> { static constexpr float most = 32768.0f; };
+template <>
+struct QueryRange<bfloat16_t> { static constexpr float most = 0.0f; };  // as wide as float32
+
 template <typename T>
 struct Rounding {};
 template <>

@@ -40,8 +40,12 @@ __aicore__ inline void attention(const Call<T> &call, int64_t first_head, int64_
 template <typename T>
 __aicore__ inline void attention_absorbed(const Call<T> &call) {
   absorb(call);
-  next_stage();
-  if ASCEND_IS_AIV { prepare_queries(call); }
+  if (queries_leave_finished(call)) {
+    if ASCEND_IS_AIV { append_rope(call); }
+  } else {
+    next_stage();
+    if ASCEND_IS_AIV { prepare_queries(call); }
+  }
   next_stage();
   attention(call, 0, 1);
   up_project(call);
