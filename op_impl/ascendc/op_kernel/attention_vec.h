@@ -194,7 +194,7 @@ class AttentionVec {
     const Pass &pass = segment.pass;
     const int64_t half = tile.rows16 / 2, rows = rows_of(pass);
     if (!segment.whole()) {
-      const int64_t slot = schedule_.partial_slot(AscendC::GetBlockIdx() / 2, segment.line), row = AscendC::GetSubBlockIdx() * half;
+      const int64_t slot = schedule_.slot_of_core(AscendC::GetBlockIdx() / 2, segment.line), row = AscendC::GetSubBlockIdx() * half;
       const GlobalTensor<float> o = call_.template buffer<float>(call_.d.workspace.partial_o);
       const GlobalTensor<float> state = call_.template buffer<float>(call_.d.workspace.partial_state);
       hand_over<HardEvent::V_MTE3>(kLeave);

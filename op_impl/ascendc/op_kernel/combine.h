@@ -33,14 +33,14 @@ class Combine {
   // Rows [row, row + rows) of a pass whose first tile stands at `line`. Copies run ahead of the sums: a split's outputs come while those of the
   // one before it are weighted, the first ones of an item while the item before it leaves.
   __aicore__ inline void run(const Schedule<T> &schedule, const Pass &pass, int64_t line, int64_t row, int64_t rows) {
-    const int64_t first = schedule.first_core(line), splits = schedule.last_core(line, pass.tiles) - first + 1;
+    const int64_t splits = schedule.splits(pass, line);
     rows_ = align_up(rows, kFloatsOfBlock);
     const int32_t n = static_cast<int32_t>(rows_);
     const GlobalTensor<float> state = call_.template buffer<float>(call_.d.workspace.partial_state);
     const GlobalTensor<float> partial = call_.template buffer<float>(call_.d.workspace.partial_o);
     AscendC::WaitFlag<HardEvent::V_MTE2>(kStates);
     for (int64_t i = 0; i < splits; ++i)  // maxima, then sums
-      load_runs(states_[i * 2 * kCombineRows], state[schedule.partial_slot(first + i, line) * 2 * s_.b.rows + row], 2, rows, s_.b.rows - rows,
+      load_runs(states_[i * 2 * kCombineRows], state[schedule.partial_slot(pass, line, i) * 2 * s_.b.rows + row], 2, rows, s_.b.rows - rows,
                 (kCombineRows - rows_) / kFloatsOfBlock);
     hand_over<HardEvent::MTE2_V>(kStates);
     AscendC::Muls(top_, states_, 1.0f, n);
@@ -54,7 +54,7 @@ class Combine {
       for (int64_t i = 0; i < splits; ++i) {
         const LocalTensor<float> &part = part_[next_];
         AscendC::WaitFlag<HardEvent::V_MTE2>(next_);
-        load_runs(part, partial[(schedule.partial_slot(first + i, line) * s_.b.rows + row) * s_.d_v16 + c], rows, columns, s_.d_v16 - columns,
+        load_runs(part, partial[(schedule.partial_slot(pass, line, i) * s_.b.rows + row) * s_.d_v16 + c], rows, columns, s_.d_v16 - columns,
                   (columns_ - columns) / kFloatsOfBlock);
         hand_over<HardEvent::MTE2_V>(next_);
         add(part, i, columns);
