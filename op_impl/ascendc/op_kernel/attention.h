@@ -36,6 +36,10 @@ __aicore__ inline int32_t p_places(const AscendBlocks &b) { return b.p_in_rope ?
 
 __aicore__ inline int32_t next_of(int32_t index, int32_t count) { return index + 1 == count ? 0 : index + 1; }
 
+// A latent output meets W_UV in parts; what W_o takes is rounded once.
+template <typename T>
+__aicore__ inline int32_t output_parts(const Call<T> &call) { return call.absorbed() ? call.d.parts : 1; }
+
 // L1 of a core. Absorbed, V is the first columns of K and both share a tile.
 template <typename T>
 struct AttentionL1 {

@@ -195,6 +195,7 @@ __aicore__ inline void attend_cube(const Call<T> &call, const Schedule<T> &sched
   if (two_ahead && long_before.any) cube.output(long_before);
   if (before.any) cube.output(before);
   cube.finish();
+  AscendC::PipeBarrier<PIPE_ALL>();  // products take the same events
 }
 
 }  // namespace flashmla

@@ -219,14 +219,14 @@ class AttentionVec {
     const uint8_t wide_rep = static_cast<uint8_t>(width / kFloatsOfBlock), rounded_rep = static_cast<uint8_t>(width / kFractal);
     for (int64_t c = 0; c < s_.d_out; c += width) {
       const int64_t columns = smaller(width, s_.d_v16 - c);
-      for (int32_t part = 0; part < call_.d.parts; ++part) {
+      for (int32_t part = 0; part < output_parts(call_); ++part) {
         for_columns(columns, [&](int64_t at, int64_t n) {
           AscendC::Cast(rounded[at], ub_.o[c + at], AscendC::RoundMode::CAST_RINT, static_cast<uint64_t>(n), n_half,
                         AscendC::UnaryRepeatParams(1, 1, rounded_rep, o_rep));
         });
         hand_over<HardEvent::V_MTE3>(kLeave);
         store_output(pass, rows, c, smaller(columns, s_.d_out - c), rounded, width, part);
-        if (part + 1 < call_.d.parts) {
+        if (part + 1 < output_parts(call_)) {
           v_barrier();
           for_columns(columns, [&](int64_t at, int64_t n) {
             AscendC::Cast(wide[at], rounded[at], AscendC::RoundMode::CAST_NONE, static_cast<uint64_t>(n), n_half,
@@ -251,14 +251,15 @@ class AttentionVec {
     if (rows <= 0) return;
     if (!call_.absorbed()) {  // o [T, heads, d_v]
       const int64_t ld = d.heads * d.d_v, row = pass.first_token + row0;
-      store_runs(call_.template buffer<T>(d.workspace.o[part])[row * ld + pass.head * d.d_v + c], rounded, rows, columns, ld - columns, gap_blocks);
+      store_runs(call_.template buffer<T>(d.workspace.o)[row * ld + pass.head * d.d_v + c], rounded, rows, columns, ld - columns, gap_blocks);
       return;
     }
-    const GlobalTensor<T> o = call_.template buffer<T>(d.workspace.o_latent[part]);  // [heads, T, rank]
+    const GlobalTensor<T> o = call_.template buffer<T>(d.workspace.o_latent[part]);  // [heads, parts, T, rank]
     for (int64_t at = 0; at < rows;) {
       const int64_t head = (row0 + at) % d.heads, token = pass.first_token + (row0 + at) / d.heads;
       const int64_t run = smaller(rows - at, d.heads - head);
-      store_runs(o[(head * d.num_tokens + token) * d.rank + c], rounded[at * width], run, columns, d.num_tokens * d.rank - columns, gap_blocks);
+      store_runs(o[(head * d.parts * d.num_tokens + token) * d.rank + c], rounded[at * width], run, columns, d.parts * d.num_tokens * d.rank - columns,
+                 gap_blocks);
       at += run;
     }
   }

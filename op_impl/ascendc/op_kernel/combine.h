@@ -66,13 +66,13 @@ class Combine {
       v_barrier();
       scale_rows(sum_, blocks_, rows_, columns, columns_);
       v_barrier();
-      for (int32_t part = 0; part < call_.d.parts; ++part) {
+      for (int32_t part = 0; part < output_parts(call_); ++part) {
         AscendC::WaitFlag<HardEvent::MTE3_V>(0);
         narrow(rounded_, sum_, rows_ * columns_);
         hand_over<HardEvent::V_MTE3>();
         if (c < s_.d_out) store(pass, row, rows, c, smaller(columns, s_.d_out - c), part);
         AscendC::SetFlag<HardEvent::MTE3_V>(0);
-        if (part + 1 < call_.d.parts) take_away(sum_, rounded_, part_[next_], rows_ * columns_);
+        if (part + 1 < output_parts(call_)) take_away(sum_, rounded_, part_[next_], rows_ * columns_);
       }
       AscendC::SetFlag<HardEvent::V_MTE2>(next_);
       next_ ^= 1;
@@ -106,10 +106,10 @@ class Combine {
     const int64_t gap_blocks = (columns_ - align_up(columns, kFractal)) / kFractal, row0 = pass.row0 + row;
     if (!call_.absorbed()) {
       const int64_t ld = d.heads * d.d_v, offset = (pass.first_token + row0) * ld + pass.head * d.d_v + c;
-      store_runs(call_.template buffer<T>(d.workspace.o[part])[offset], rounded_, rows, columns, ld - columns, gap_blocks);
+      store_runs(call_.template buffer<T>(d.workspace.o)[offset], rounded_, rows, columns, ld - columns, gap_blocks);
       return;
     }
-    const int64_t head_elements = d.num_tokens * d.rank;
+    const int64_t head_elements = d.parts * d.num_tokens * d.rank;
     for (int64_t at = 0; at < rows;) {  // rows of one token are heads that follow each other
       const int64_t head = (row0 + at) % d.heads, token = pass.first_token + (row0 + at) / d.heads, run = smaller(rows - at, d.heads - head);
       const GlobalTensor<T> dst = call_.template buffer<T>(d.workspace.o_latent[part])[head * head_elements + token * d.rank + c];

@@ -28,7 +28,7 @@ struct LatentRows {
   const Call<T> &call;
   KeyBlock block;
   __aicore__ inline int64_t rows(const GemmItem &item) const { return item.m; }
-  __aicore__ inline void load_a(const LocalTensor<T> &tile, int64_t, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
+  __aicore__ inline bool load_a(const LocalTensor<T> &tile, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
     const KernelData &d = call.d;
     const GlobalTensor<T> cache = call.template input<T>(FlashMLAIn::kv_cache);
     for (int64_t at = 0; at < item.m;) {
@@ -36,6 +36,7 @@ struct LatentRows {
       load_fractals(tile[at * kFractal], cache[call.cache_row(block.sequence, key) + k0], rows, k, d.cache.row_stride, tile_rows);
       at += rows;
     }
+    return false;
   }
 };
 
@@ -85,6 +86,7 @@ __aicore__ inline void decompress(const Call<T> &call, int64_t first, int64_t he
   const bool finished = keys_leave_finished(call);
   const int64_t d_n16 = align_up(d.d_n, kFractal);
   GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, 1);
+  cube.begin();
   int64_t index = 0;
   const auto mine = [&] { return index++ % d.cores == AscendC::GetBlockIdx(); };
   for_key_blocks(call, d.gemm_base_m, [&](const KeyBlock &block) {

@@ -11,7 +11,7 @@ __aicore__ inline bool queries_leave_finished(const Call<T> &call) { return !(Qu
 
 // q_nope W_UK: the latent part of query, or q_latent [T, heads, ld_latent] in float32.
 template <typename T>
-__aicore__ inline void absorb(const Call<T> &call) {
+__aicore__ inline Products<T> absorb_product(const Call<T> &call) {
   const KernelData &d = call.d;
   const bool finished = queries_leave_finished(call);
   const int64_t ld = finished ? call.ld_query() : call.ld_latent();
@@ -19,7 +19,7 @@ __aicore__ inline void absorb(const Call<T> &call) {
                           call.template input<T>(FlashMLAIn::w_uk), d.heads, d.rank, d.d_n,
                           call.workspace + (finished ? d.workspace.query : d.workspace.q_latent), d.heads * ld, ld, finished};
   call.set_parts(job.a, d.workspace.q);
-  project(call, &job, 1);
+  return Products<T>(call, &job, 1, d.columns.absorb, false);
 }
 
 // The rotated halves of q of heads [h, h + rows) of one token, as float32.
@@ -97,7 +97,7 @@ __aicore__ inline void for_query_rows(const Call<T> &call, int64_t rows, const F
   }
 }
 
-// Beside absorb(): RoPE of q_pe goes to the end of the query's row.
+// Beside that product: RoPE of q_pe goes to the end of the query's row.
 template <typename T>
 __aicore__ inline void append_rope(const Call<T> &call) {
   const KernelData &d = call.d;
