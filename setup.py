@@ -1,4 +1,4 @@
-"""Builds the kernel library through build.sh and packs it into a platform wheel; the metadata stands in pyproject.toml."""
+"""Builds the kernel libraries through build.sh and packs them into a platform wheel; the metadata stands in pyproject.toml."""
 
 import os
 import subprocess
@@ -17,18 +17,19 @@ ROOT = Path(__file__).resolve().parent
 
 
 class BuildWithLibrary(build_py):
-    """Python modules, then the library next to them."""
+    """Python modules, then the libraries next to them: the CPU's, and the twin's for MS_FLASHMLA_IMPL=twin and the profile command."""
 
     def run(self):
         super().run()
         package_dir = ROOT if self.editable_mode else Path(self.build_lib).resolve()
         environment = dict(os.environ, FLASHMLA_PYTHON=sys.executable,
                            FLASHMLA_LIB=str(package_dir / "ms_flashmla" / "lib" / "libms_flashmla.so"))
-        subprocess.run(["bash", str(ROOT / "build.sh"), "lib"], check=True, env=environment)
+        for entry in ("lib", "twin"):
+            subprocess.run(["bash", str(ROOT / "build.sh"), entry], check=True, env=environment)
 
 
 class PlatformWheel(bdist_wheel):
-    """The library is loaded with ctypes and by MindSpore, so any python 3 will do: only the platform counts."""
+    """The libraries are loaded with ctypes and by MindSpore, so any python 3 will do: only the platform counts."""
 
     def get_tag(self):
         return ("py3", "none", super().get_tag()[2])

@@ -17,19 +17,20 @@ MODELS = {  # name -> options that it stands for
 _LIMIT = 2.0  # times the bound, from which on a warning says where bytes or time come from
 
 
-def simulate(machine, problem, *, scale="", sample=0, check=False, trace=None):
+def simulate(machine, problem, *, scale="", sample=0, check=False, trace=None, rows=0, kv_tile=0, kv_buffers=0):
     """Runs the kernel for a tiling_report.Problem on a machine's twin; what twin_profile.h says, as a dict.
 
-    scale: assumed constants multiplied, "startup_cube=0.5,barrier_cycles=2". ValueError with the twin's words when the call is illegal or the
+    scale: assumed constants multiplied, "startup_cube=0.5,barrier_cycles=2". rows, kv_tile, kv_buffers: attention's blocks in place of the selected ones
+    where not 0; kv_buffers 1 loads nothing ahead. ValueError with the twin's words when the call is illegal or the
     twin finds a fault.
     """
     function = load("twin").fm_twin_profile
     function.restype = ctypes.c_int64
-    function.argtypes = [ctypes.c_char_p, ctypes.POINTER(tiling_report.Problem), ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p,
-                         ctypes.c_char_p, ctypes.c_int64]
+    function.argtypes = [ctypes.c_char_p, ctypes.POINTER(tiling_report.Problem), ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32,
+                         ctypes.POINTER(ctypes.c_int32), ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64]
     size = 1 << 20
     buffer = ctypes.create_string_buffer(size)
-    needs = function(machine.encode(), ctypes.byref(problem), scale.encode(), sample, int(check), (trace or "").encode(), buffer, size)
+    needs = function(machine.encode(), ctypes.byref(problem), scale.encode(), sample, int(check), (ctypes.c_int32 * 3)(rows, kv_tile, kv_buffers), (trace or "").encode(), buffer, size)
     if needs < 0:
         raise ValueError(buffer.value.decode())
     return json.loads(buffer.value.decode())
@@ -154,6 +155,9 @@ def add_arguments(parser):
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="simulate N of the cores with their share of the bandwidth and scale the counts")
     parser.add_argument("--check", action="store_true", help="look for data races too (slower)")
     parser.add_argument("--scale", default="", metavar="LIST", help="multiply assumed constants: startup_cube=0.5,barrier_cycles=2")
+    parser.add_argument("--rows", type=int, default=0, help="query rows of an attention pass (default: as the tiling selects)")
+    parser.add_argument("--kv-tile", type=int, default=0, help="keys of a KV tile (default: as the tiling selects)")
+    parser.add_argument("--kv-buffers", type=int, default=0, help="KV tiles in L1 (default: as the tiling selects; 1: no double buffering)")
     parser.add_argument("--trace", metavar="FILE", help="write Chrome's trace event format (Perfetto reads it)")
     parser.add_argument("--plot", metavar="FILE", help="write a picture of one core's timeline")
     parser.add_argument("--json", metavar="FILE", help="write the profile as JSON, - for stdout")
@@ -184,7 +188,8 @@ def run(args):
             descriptor, scratch = tempfile.mkstemp(suffix=".json")
             os.close(descriptor)
             trace = scratch
-        result = profile(args.machine, problem, scale=args.scale, sample=args.sample, check=args.check, trace=trace)
+        result = profile(args.machine, problem, scale=args.scale, sample=args.sample, check=args.check, trace=trace, rows=args.rows, kv_tile=args.kv_tile,
+                         kv_buffers=args.kv_buffers)
         if args.plot:
             plot(trace, args.plot)
     except ValueError as error:

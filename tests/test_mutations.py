@@ -4,33 +4,23 @@ Each one is compiled: a run takes every fourth, FLASHMLA_ALL_MUTANTS=1 takes all
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import twin_program
 from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = ROOT / "op_impl" / "ascendc" / "op_kernel"
-BUILD = ROOT / ".build" / "mutants"
-FLAGS = [os.environ.get("CXX", "g++"), "-std=c++17", "-D_GLIBCXX_USE_CXX11_ABI=0"]
-SOURCES = ["tests/cpp_twin/mutant.cc", "op_proto/op_proto.cc", "op_impl/cpu/check.cc", "op_impl/cpu/thread_pool.cc", "op_impl/ascendc/op_host/make_kernel_data.cc", "op_impl/twin/twin_launch.cc",
-           "op_impl/twin/twin_dispatch.cc", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tiling").glob("*.cc") if p.stem != "tiling_c_api"),
-           *sorted(str(p.relative_to(ROOT)) for folder in ("engine", "api") for p in (ROOT / "op_impl/twin" / folder).glob("*.cc"))]
 CHOSEN = MUTANTS if os.environ.get("FLASHMLA_ALL_MUTANTS") else MUTANTS[::4]
 TOLERANCE = 0.01  # of the largest value; what the kernel itself leaves is exact to the bit from run to run
 
 
-def call(command):
-    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stderr[-4000:]}"
-
-
 def compile_kernel(folder, include):
-    call([*FLAGS, "-O0", "-I", include, "-I.", "-I", BUILD, "-Iop_impl/twin/include", "-c", "op_impl/twin/twin_kernel_half.cc", "-o", folder / "kernel.o"])
-    call([FLAGS[0], "-pthread", *sorted(BUILD.glob("*.o")), folder / "kernel.o", "-o", folder / "run"])
+    twin_program.compile_object("op_impl/twin/twin_kernel_half.cc", folder / "kernel.o", include, "-O0")
+    twin_program.link([*twin_program.build(["tests/cpp_twin/mutant.cc"]), folder / "kernel.o"], folder / "run")
 
 
 def run(folder):
@@ -44,14 +34,8 @@ def run(folder):
 
 @pytest.fixture(scope="module")
 def expected():
-    BUILD.mkdir(parents=True, exist_ok=True)
-    call([sys.executable, "tiling/gen_machines.py", BUILD])
-    newest = max(p.stat().st_mtime for folder in ("op_impl", "op_proto", "tiling", "tests/cpp_twin") for p in (ROOT / folder).rglob("*") if p.is_file())
-    for source in SOURCES:
-        target = BUILD / (Path(source).stem + ".o")
-        if not target.exists() or target.stat().st_mtime < newest:
-            call([*FLAGS, "-O2", "-I.", "-I", BUILD, "-Iop_impl/twin/include", "-c", source, "-o", target])
-    folder = BUILD / "kernel"
+    twin_program.build(["tests/cpp_twin/mutant.cc"])
+    folder = twin_program.BUILD / "kernel"
     folder.mkdir(exist_ok=True)
     compile_kernel(folder, ROOT)
     kind, values = run(folder)

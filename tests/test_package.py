@@ -61,6 +61,10 @@ def test_wheel_runs_away_from_its_source_tree(tmp_path):
     assert facts["library"] == str(site / "ms_flashmla" / "lib" / "libms_flashmla.so") and not facts["problems"]
     done = module("demo", "--json", "--checkpoint", str(ROOT / "tests" / "hf_cases" / "v2_lite"))
     assert done.returncode == 0 and json.loads(done.stdout)["passed"], done.stderr[-4000:]
+    done = module("profile", "--heads", "4", "--head-dim", "32", "--latent", "64", "--rope-dim", "16", "--hidden", "128", "--seq", "256", "--json", "-")
+    assert done.returncode == 0 and json.loads(done.stdout)["us"] > 0, done.stderr[-4000:]
+    environment["MS_FLASHMLA_IMPL"] = "twin"
+    assert json.loads(module("doctor", "--json").stdout)["library"] == str(site / "ms_flashmla" / "lib" / "libms_flashmla_twin.so")
 
 
 @pytest.mark.parametrize("arguments", [["quickstart.py", str(ROOT / "tests" / "hf_cases" / "v3_yarn")], ["decoder_graph.py"]])

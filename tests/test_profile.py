@@ -1,4 +1,5 @@
 """The profile command: what the JSON holds, that times and bytes agree with each other, traces and pictures."""
+import argparse
 import json
 import os
 import subprocess
@@ -47,7 +48,34 @@ def test_constants_move_the_result(tmp_path):
 def test_sample_and_check(tmp_path):
     whole, sample = run(tmp_path, "--check"), run(tmp_path, "--sample", "9")
     assert sample["simulated_cores"] == 9 and sample["cores"] == whole["cores"] == 36
-    assert sample["us"] == pytest.approx(whole["us"], rel=0.5)
+    assert sample["us"] == pytest.approx(whole["us"], rel=0.1)
+
+
+@pytest.mark.parametrize("model, options", [("v3", ["--batch", "32", "--seq", "4096"]), ("v3", ["--batch", "32", "--q-len", "2", "--seq", "4096"]),
+                                            ("v2-lite", ["--batch", "64", "--seq", "8192"]), ("v2-lite", ["--phase", "prefill", "--seq", "2048"])])
+def test_a_sample_is_close_to_the_whole(model, options):
+    parser = argparse.ArgumentParser()
+    profile.add_arguments(parser)
+    problem = profile.problem_of(parser.parse_args(["--model", model, "--dtype", "bf16", *options]))
+    whole, sample = (profile.profile("ascend950pr_9599", problem, sample=n) for n in (0, 9))
+    assert sample["us"] == pytest.approx(whole["us"], rel=0.1)
+    for weights in ("w_q", "w_o"):  # each byte once, whoever reads it
+        read = [next(t["read_bytes"] for t in run["tensors"] if t["name"] == weights) for run in (whole, sample)]
+        assert read[1] == pytest.approx(read[0], rel=0.05)
+
+
+def test_blocks_that_are_asked_for(tmp_path):
+    us = {blocks: run(tmp_path, *blocks)["us"] for blocks in ((), ("--kv-buffers", "1"), ("--kv-buffers", "2"), ("--kv-tile", "64", "--rows", "16", "--kv-buffers", "2"))}
+    assert us[("--kv-buffers", "1")] > us[("--kv-buffers", "2")] >= us[()]
+    run(tmp_path, "--kv-buffers", "1", "--check")  # no race, no deadlock where nothing runs ahead
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--kv-tile", "256"], "128 rows x 256 keys in 2 KV buffers do not fit ascend950pr_9599: 278528 bytes too many in L1: 4096 bytes too many in UB"),
+    (["--kv-tile", "48"], "kv_tile is 48; it must be 16, 32, 64, 96, 128 or 256"), (["--rows", "136"], "rows is 136"), (["--kv-buffers", "5"], "kv_buffers is 5")])
+def test_blocks_that_do_not_fit_say_by_how_much(options, words, capsys):
+    assert cli.main(["profile", "--model", "v3", "--dtype", "bf16", "--batch", "32", "--seq", "4096", *options]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_trace_and_plot(tmp_path):

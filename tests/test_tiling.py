@@ -102,6 +102,52 @@ def test_short_context_takes_small_tiles():
     assert tiles[0] <= 16 and tiles[0] <= tiles[1] <= tiles[2]
 
 
+def keys_of_kernel():
+    entry = (ROOT / "op_impl/ascendc/op_kernel/flash_mla.cpp").read_text()
+    variants = re.findall(r"TILING_KEY_IS\((\d+)\)\) \{\n    FLASHMLA_VARIANT\(flashmla::k(\w+), (\d+)\)", entry)
+    return {int(key): (path.lower(), int(kv_tile)) for key, path, kv_tile in variants}
+
+
+@pytest.mark.parametrize("machine", ASCENDS)
+def test_configurations_are_the_precomputed_ones(machine):
+    """Every choice stands in the table, and its key names the kernel's variant for that path and tile."""
+    table = (ROOT / "tiling/ascend_configs.h").read_text()
+    configs = {(int(rows), int(kv_tile)) for kv_tile, rows in re.findall(r"\{(\d+), (\d+)\}", table)}
+    variants, chosen = keys_of_kernel(), set()
+    assert {kv_tile for _, kv_tile in configs} == {kv_tile for _, kv_tile in variants.values()} and len(variants) == 12
+    for case in grid_calls():
+        result = tiling.report(machine, case.problem())
+        blocks, path = blocks_of(result), result["seq"]["path"]
+        rows, kv_tile = blocks[f"{path}.rows"], blocks[f"{path}.kv_tile"]
+        assert (rows, kv_tile) in configs and variants[blocks["tiling_key"]] == (path, kv_tile)
+        assert any(reason.startswith(f"configuration {rows} rows x {kv_tile} keys: of {len(configs)} precomputed ones") for reason in result["reasons"])
+        chosen.add((rows, kv_tile))
+    assert len(chosen) >= 10  # shapes decide: no configuration does for all
+
+
+def epilog_bytes(case, machine="ascend950pr_9599"):
+    reasons = tiling.report(machine, case.problem())["reasons"]
+    through, on_chip = next(re.search(r"busiest core moves (\d+) KiB that way, and on chip (\d+) KiB", reason).groups() for reason in reasons if reason.startswith("outputs go through L2"))
+    return int(through), int(on_chip)
+
+
+@pytest.mark.parametrize("machine", ASCENDS)
+def test_outputs_go_through_l2_by_the_byte_count(machine):
+    real = [replace(model, s_q=s_q, s_kv=s_kv, batch=batch) for model in MODELS if model is not ODD for (s_q, s_kv), batch in itertools.product(LENGTHS, (1, 7, 32, 64, 128, 144))]
+    for case in [*real, *[Case(heads=heads, batch=36) for heads in range(2, 129)]]:
+        through, on_chip = epilog_bytes(case, machine)
+        assert through <= on_chip and blocks_of(tiling.report(machine, case.problem()))["epilog_through_l2"] == 1, case
+
+
+def test_epilog_bytes_by_hand():
+    # 32 tokens, one pass each: 128 heads of W_UV [512, 128] and W_o [128, 7168], and 7168 float32 sums there and back. Through L2, 36 cores share the weights and two 16-bit
+    # parts of 640 columns a head, written and read.
+    weights = 128 * 128 * (7168 + 512) * 2
+    through, on_chip = epilog_bytes(replace(V3, batch=32, s_kv=4096))
+    assert on_chip == round((weights + 2 * 4 * 7168) / KIB)
+    assert through == round((weights + 32 * 128 * 640 * 2 * 2 * 2) / 36 / KIB)
+
+
 # --- tails and splits ---
 
 

@@ -8,7 +8,7 @@
 
 namespace flashmla {
 
-// Fills gemm_base_*, gemm_step_k and epilog_through_l2; the attention blocks stand.
+// Fills gemm_base_* and gemm_step_k.
 void choose_projections(const Problem& problem, const Machine& machine, TilingData* tiling);
 
 std::vector<Buffer> projection_buffers(const TilingData& tiling, const Machine& machine);

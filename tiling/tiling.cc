@@ -127,7 +127,9 @@ int32_t measured_path(const TilingData& tiling, int32_t latent, int64_t s_q, int
 SeqTiling make_seq_tiling(const Problem& p, const TilingData& tiling, int64_t s_q, int64_t s_kv) {
   SeqTiling seq{};
   seq.path = latent_path(p, tiling);
-  const bool chooses = p.hidden_size > 0 && seq.path != kExpanded;  // the bare operator is handed what to attend to
+  // The bare operator is handed what to attend to. Few tokens on Ascend keep to the latent rows, which are exact as they are.
+  const bool few = tiling.two_part_tokens > 0 && p.batch * s_q <= tiling.two_part_tokens;
+  const bool chooses = p.hidden_size > 0 && seq.path != kExpanded && !few;
   if (const int32_t path = measured_path(tiling, seq.path, s_q, s_kv); chooses && path >= 0) seq.path = path;
   else if (chooses && path_cost(p, tiling, kExpanded, s_q, s_kv) < path_cost(p, tiling, seq.path, s_q, s_kv)) seq.path = kExpanded;
 

@@ -17,6 +17,15 @@ namespace flashmla {
 // Throws std::invalid_argument that names the field for an illegal Problem, or a dtype that the machine does not do.
 TilingData make_tiling(const Problem& problem, const Machine& machine);
 
+// Blocks of an Ascend's attention that are asked for in place of the selected ones, to measure what a choice brings; 0: as selected.
+struct WantedBlocks {
+  int32_t rows = 0, kv_tile = 0;
+  int32_t kv_buffers = 0;  // 1: nothing is loaded ahead
+};
+
+// The blocks of a path with these in them. Throws std::invalid_argument that says by how many bytes they do not fit.
+AscendBlocks wanted_blocks(const Problem& problem, const Machine& machine, const TilingData& tiling, int32_t path, const WantedBlocks& wanted);
+
 // Memory that a stage holds at one time. `bytes` counts all copies.
 struct Buffer {
   std::string stage;   // buffers of one stage live together; stages follow each other

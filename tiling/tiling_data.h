@@ -31,6 +31,15 @@ struct Problem {
   int64_t s_kv;              // keys of a sequence, the new ones included
 };
 
+// Where the rows of a KV cache lie, in elements. Key `position` of a sequence is row position % page of its block position / page; the block
+// table says which block that is, or, without a table, a sequence is one block: block b is sequence b.
+struct CacheLayout {
+  int64_t page;              // keys of a block; without a table those that a sequence has room for
+  int64_t block_stride;      // from block to block: without a table the sequence stride
+  int64_t row_stride;        // from key to key
+  int32_t paged;             // 1: blocks come from the table
+};
+
 // One attention path on an AI core of an Ascend. rows x kv_tile scores lie in L0C; both AIVs take half of the rows each.
 struct AscendBlocks {
   int32_t rows;              // query rows that share a pass over the KV tiles; a multiple of 16
@@ -40,9 +49,12 @@ struct AscendBlocks {
   int32_t qk_k_block;        // columns of q and K that one step of QK holds in L0A, L0B
   int32_t pv_k_block;        // keys of P and V that one step of PV holds in L0A, L0B
   int32_t pv_n_block;        // columns of V of that step
-  int32_t pv_columns;        // columns of P V that are in L0C and UB at a time
+  int32_t pv_columns;        // columns of P V that are in L0C at a time
+  int32_t ub_columns;        // .. of which so many go to UB at a time
   int32_t l0c_out_buffers;   // copies of them in L0C
   int32_t ub_out_buffers;    // copies of them in UB
+  int32_t score_buffers;     // copies of the scores in L0C and UB
+  int32_t p_buffers;         // copies of P in UB, and in L1 where it has a place of its own
 };
 
 // Which loop a product with a packed weight takes, by its rows M (CPU). Every loop adds the terms of K in one order, so no bit
@@ -106,7 +118,7 @@ struct TilingData {
   int32_t gemm_base_n;
   int32_t gemm_base_k;       // .. and of K in L0A, L0B
   int32_t gemm_step_k;       // K elements in L1 at a time
-  int32_t epilog_through_l2; // 1: attention outputs go through L2 into W_o; 0: they stay on chip
+  int32_t two_part_tokens;   // tokens of a call up to which what stands between two products is kept in two 16-bit parts, and the latent path taken
 };
 
 // How one sequence is cut; a pure function of its own lengths.

@@ -92,7 +92,7 @@ void scale_constants(const std::string& list, Machine* m) {
 }  // namespace
 }  // namespace flashmla
 
-extern "C" FLASHMLA_EXPORT int64_t fm_twin_profile(const char* machine_name, const flashmla::Problem* problem, const char* scale, int32_t sample, int32_t check, const char* trace_path, char* out,
+extern "C" FLASHMLA_EXPORT int64_t fm_twin_profile(const char* machine_name, const flashmla::Problem* problem, const char* scale, int32_t sample, int32_t check, const int32_t* wanted, const char* trace_path, char* out,
                                                    int64_t out_bytes) {
   std::string text;
   bool failed = false;
@@ -109,7 +109,7 @@ extern "C" FLASHMLA_EXPORT int64_t fm_twin_profile(const char* machine_name, con
     options.check = check != 0;
     options.trace = trace_path != nullptr && *trace_path != '\0';
     options.sample = sample;
-    const twin::RunReport report = flashmla::twin_flash_mla(call.args, machine, options);
+    const twin::RunReport report = flashmla::twin_flash_mla(call.args, machine, options, nullptr, {wanted[0], wanted[1], wanted[2]});
     if (options.trace) {
       std::ofstream file(trace_path);
       file << twin::trace_json(report, machine);

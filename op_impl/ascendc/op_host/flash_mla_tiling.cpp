@@ -5,6 +5,7 @@
 
 #include "op_impl/ascendc/op_host/make_kernel_data.h"
 #include "register/op_impl_registry.h"
+#include "tiling/ascend_configs.h"
 #include "tiling/platform/platform_ascendc.h"
 
 namespace {
@@ -44,6 +45,13 @@ bool read_attrs(const gert::RuntimeAttrs *attrs, flashmla::FlashMLAAttrs *a) {
   return complete;
 }
 
+// [blocks, page, d] behind the block table; of four dimensions [B, S, 1, d], or [B, 1, S, d], where every sequence has a place of its own.
+flashmla::CacheLayout layout_of(const gert::Shape &cache) {
+  const int64_t d = cache.GetDim(cache.GetDimNum() - 1);
+  if (cache.GetDimNum() < 4) return flashmla::paged_cache(cache.GetDim(1), d);
+  return cache.GetDim(1) == 1 ? flashmla::bnsd_cache(cache.GetDim(2), 1, d) : flashmla::bsnd_cache(cache.GetDim(1), cache.GetDim(2), d);
+}
+
 // Memories and rates of the chip family, number of cores and size of L2 of this very chip.
 flashmla::Machine machine_of(const gert::TilingContext *context) {
   flashmla::Machine machine = *flashmla::find_machine("ascend950pr_9599");
@@ -70,7 +78,7 @@ ge::graphStatus tiling(gert::TilingContext *context) {
   call.num_tokens = hidden.GetDimNum() == 2 ? hidden.GetDim(0) : hidden.GetDim(0) * hidden.GetDim(1);
   call.batch = table.GetDim(0);
   call.max_blocks = table.GetDim(1);
-  call.block_size = cache.GetDim(1);
+  call.cache = layout_of(cache);
   call.act_dtype = dtype_of(context, FlashMLAIn::hidden_states);
   call.weight_dtype = dtype_of(context, FlashMLAIn::w_q);
   call.cache_dtype = dtype_of(context, FlashMLAIn::kv_cache);
@@ -90,7 +98,7 @@ ge::graphStatus tiling(gert::TilingContext *context) {
   }
   const platform_ascendc::PlatformAscendC platform(context->GetPlatformInfo());
   *workspace = static_cast<size_t>(data->workspace.total_bytes) + platform.GetLibApiWorkSpaceSize();
-  context->SetTilingKey(0);
+  context->SetTilingKey(flashmla::tiling_key(data->path, data->blocks.kv_tile));
   context->SetScheduleMode(kBatchMode);
   return context->SetBlockDim(static_cast<uint32_t>(data->cores));
 }

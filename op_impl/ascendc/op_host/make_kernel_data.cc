@@ -1,11 +1,11 @@
 #include "op_impl/ascendc/op_host/make_kernel_data.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
 #include "tiling/int_math.h"
-#include "tiling/tiling.h"
 
 namespace flashmla {
 
@@ -15,12 +15,11 @@ namespace {
 
 constexpr int64_t kFractal = 16;
 constexpr int64_t kZeroColumns = 1024;
-constexpr int64_t kMostRowStride = 2040;          // float32 elements: 255 data blocks, the longest stride of a vector instruction
+constexpr int64_t kMostRowStride = 2032;          // float32 elements in whole fractals: a vector instruction strides over 255 data blocks at the most
+constexpr int64_t kMostKey = 512, kMostRotatedKey = 384, kMostRotatedPart = 224;  // elements; what UB holds of 32 rows, tests/test_twin_capacity.py
 constexpr int64_t kMostSourceStride = 65535;      // elements from row to row of a copy into fractals
 constexpr int64_t kRoundBytes = int64_t{1} << 30; // K and V that a round of heads leaves in the workspace
 constexpr int64_t kGmAlign = 512;
-// Where the weights' bytes bound the products, a second part of A costs the cube time that it has; with more tokens the cube is the bound.
-constexpr int64_t kMostTokensInParts = 256;
 
 int64_t fractals(int64_t n) { return align_up(n, kFractal); }
 
@@ -35,14 +34,21 @@ void check_limits(const KernelCall &c) {
     if (dtype == kFloat32) throw std::invalid_argument("FlashMLA on Ascend: float32 is not supported, expected float16 or bfloat16");
     if (dtype != c.act_dtype) throw std::invalid_argument("FlashMLA on Ascend: hidden states, weights and cache must have one dtype");
   }
+  at_most("elements from key to key of the cache", c.cache.row_stride, kMostSourceStride);
   at_most("hidden_size", c.hidden_size, kMostSourceStride);
   at_most("kv_lora_rank", a.kv_lora_rank, kMostRowStride);
   at_most("v_head_dim", a.v_head_dim, kMostRowStride);
-  at_most("the rotated dimension", a.rope_mode == kRopeFull ? a.qk_nope_head_dim : a.qk_rope_head_dim, kMostRowStride);
+  // 32 rows of a key, and the parts of it that RoPE turns, lie in UB as float32.
+  if (a.rope_mode == kRopeFull) at_most("qk_nope_head_dim, all of it rotated,", a.qk_nope_head_dim, kMostRotatedKey);
+  else at_most("qk_nope_head_dim", a.qk_nope_head_dim, kMostKey);
+  at_most("qk_rope_head_dim", a.qk_rope_head_dim, kMostRotatedPart);
   at_most("q_lora_rank", a.q_lora_rank, 8192);
   at_most("num_heads x (qk_nope_head_dim + qk_rope_head_dim)", a.num_heads * fractals(a.qk_nope_head_dim + a.qk_rope_head_dim), kMostSourceStride);
   at_most("num_heads x v_head_dim", a.num_heads * a.v_head_dim, kMostSourceStride);
 }
+
+// Keys that a sequence has room for.
+int64_t most_keys(const KernelCall &c) { return c.cache.paged ? c.max_blocks * c.cache.page : c.cache.page; }
 
 class Layout {
  public:
@@ -70,7 +76,8 @@ WorkspaceLayout lay_out(const KernelData &d) {
   w.kv_raw = next.take(d.num_tokens * fractals(d.rank + d.d_r), kSingle);
   w.q_a_raw = next.take(d.num_tokens * fractals(d.q_rank), kSingle);
   const auto take_parts = [&](int64_t (&offsets)[2], int64_t elements) {
-    for (int i = 0; i < 2; ++i) offsets[i] = i < d.parts ? next.take(elements, kHalf) : offsets[0];
+    offsets[0] = next.take(d.parts * elements, kHalf);
+    offsets[1] = offsets[0] + (d.parts - 1) * elements * kHalf;
   };
   take_parts(w.q_a, d.num_tokens * fractals(d.q_rank));
   take_parts(w.q, rows * ld_q);
@@ -80,13 +87,71 @@ WorkspaceLayout lay_out(const KernelData &d) {
   w.partial_o = next.take(partial_rows * (absorbed ? ld_latent : ld_v), kSingle);
   w.partial_state = next.take(2 * partial_rows, kSingle);
   take_parts(w.o_latent, absorbed ? rows * d.rank : 0);
-  take_parts(w.o_padded, absorbed && d.d_v % kFractal != 0 ? rows * ld_v : 0);
-  take_parts(w.o, rows * d.d_v);
+  w.o_latent[1] = w.o_latent[0] + (d.parts - 1) * d.num_tokens * d.rank * kHalf;  // of each head
+  w.o_padded = next.take(absorbed && d.d_v % kFractal != 0 ? rows * ld_v : 0, kHalf);
+  w.o = next.take(rows * d.d_v, kHalf);
   w.k_raw = next.take(raw_keys ? expanded_rows * fractals(d.d_n) : 0, kSingle);
   w.k_expanded = next.take(expanded_rows * ld_q, kHalf);
   w.v_expanded = next.take(expanded_rows * ld_v, kHalf);
   w.total_bytes = next.total();
   return w;
+}
+
+// C [groups][m, n] = A [m, k] W [k, n].
+struct Product {
+  int64_t groups, m, n, k, parts;
+};
+
+// Columns of a block of the products that share a round: the width with the least cycles by the machine's constants.
+int32_t block_columns(std::initializer_list<Product> products, int64_t base_m, const Machine& machine) {
+  constexpr int64_t kPanelColumns = 64, kPieceColumns = 256, kMostWidth = 1024, kMostMatrixStride = 65535, kL0Elements = 16384;
+  const double memory = machine.dram_gb_per_s * 1e9 * machine.hbm_efficiency / (machine.freq_mhz * 1e6);
+  double best_cost = 0;
+  int64_t best = kPieceColumns;
+  for (int64_t width = kMostWidth; width >= kFractal; width -= kFractal) {
+    double bytes = 0, cycles = 0;
+    int64_t items = 0;
+    bool fits = true;
+    for (const Product& p : products) {
+      if (p.n == 0) continue;
+      const int64_t m = std::min(base_m, fractals(p.m)), n = std::min(width, fractals(p.n)), own = p.groups * ceil_div(p.m, base_m) * ceil_div(fractals(p.n), n);
+      fits = fits && 4 * m * n <= machine.l0c_bytes;
+      const int64_t step = clamp(align_down(machine.l1_bytes / (4 * (p.parts * m + n)), kPanelColumns), kPanelColumns, 1024), steps = ceil_div(p.k, step);
+      // A copy for each panel, where their distance is too far for one copy of them all.
+      const int64_t panels = n % kPanelColumns == 0 ? n / kPanelColumns : n / kPanelColumns + (n % 32 == 0 ? 1 : 2);
+      const bool together = n % kPanelColumns == 0 && kPanelColumns * p.k <= kMostMatrixStride && std::min(step, p.k) <= 256;
+      const double copies = steps * ((together ? 1 : panels) + 1);
+      const double loads = copies * machine.startup_dma_gm + 2.0 * p.k * (p.parts * m + n) / machine.l2_bytes_per_cycle;
+      const int64_t piece = std::min(n, kPieceColumns), l0_k = clamp(std::min(kL0Elements / (p.parts * m), kL0Elements / piece) / kFractal * kFractal, kFractal, p.k);
+      const double cube = p.parts * m * n * p.k / double(machine.macs_per_cycle_b16) +
+                          ceil_div(p.k, l0_k) * ceil_div(n, kPieceColumns) * (p.parts * machine.startup_cube + 2.0 * machine.event_cycles);
+      // Two results in L0C: one leaves while the next one grows.
+      const double leaves = 8 * m * n <= machine.l0c_bytes ? 0 : 4.0 * m * n / machine.l0c_out_bytes_per_cycle;
+      cycles = std::max(cycles, std::max(loads, cube) + leaves);
+      items += own;
+      bytes += 2.0 * p.groups * p.k * fractals(p.n);
+    }
+    if (!fits) continue;
+    const double core = ceil_div(items, machine.cores) * cycles;
+    const double cost = std::max(core, bytes / memory) + 0.15 * core;
+    if (best_cost == 0 || cost < best_cost) {
+      best_cost = cost;
+      best = width;
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+ProductColumns product_columns(const KernelData& d, const Machine& machine) {
+  const int64_t t = std::max<int64_t>(1, d.num_tokens), m = d.gemm_base_m, head = d.d_n + d.d_r, k_q = d.q_rank > 0 ? d.q_rank : d.hidden;
+  const bool whole_panels = head % 64 == 0;
+  ProductColumns columns{};
+  columns.hidden = block_columns({{1, t, d.rank + d.d_r, d.hidden, 1}, {1, t, d.q_rank, d.hidden, 1}}, m, machine);
+  columns.query = block_columns({{whole_panels ? 1 : d.heads, t, whole_panels ? d.heads * head : head, k_q, d.q_rank > 0 ? d.parts : 1}}, m, machine);
+  columns.absorb = block_columns({{d.heads, t, d.rank, d.d_n, d.parts}}, m, machine);
+  columns.up = block_columns({{d.heads, t, d.d_v, d.rank, d.parts}}, m, machine);
+  columns.output = block_columns({{1, t, d.hidden, int64_t{d.heads} * d.d_v, 1}}, m, machine);
+  return columns;
 }
 
 }  // namespace
@@ -97,11 +162,11 @@ Problem kernel_problem(const KernelCall &c) {
   const int64_t batch = std::max<int64_t>(1, c.batch);
   const int64_t s_q = std::max<int64_t>(1, ceil_div(c.num_tokens, batch));
   return {dim(c.hidden_size), dim(a.num_heads), 1, dim(a.q_lora_rank), dim(a.kv_lora_rank), dim(a.qk_nope_head_dim),
-          dim(a.qk_rope_head_dim), dim(a.v_head_dim), dim(a.rope_mode), c.act_dtype, c.weight_dtype, c.cache_dtype, dim(c.block_size),
-          batch, s_q, std::max(s_q, c.max_blocks * c.block_size)};
+          dim(a.qk_rope_head_dim), dim(a.v_head_dim), dim(a.rope_mode), c.act_dtype, c.weight_dtype, c.cache_dtype, dim(c.cache.page),
+          batch, s_q, std::max(s_q, most_keys(c))};
 }
 
-KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
+KernelData make_kernel_data(const KernelCall &c, const Machine &machine, const WantedBlocks &wanted) {
   check_limits(c);
   const FlashMLAAttrs &a = c.attrs;
   const Problem problem = kernel_problem(c);
@@ -115,14 +180,14 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
   d.d_v = problem.v_head_dim;
   d.q_rank = problem.q_lora_rank;
   d.rope_mode = problem.rope_mode;
-  d.parts = c.num_tokens <= kMostTokensInParts ? 2 : 1;
-  // The latent rows are exact as they are; decompressed keys and values are rounded once more.
-  d.path = d.parts == 2 && d.rope_mode == kRopeDecoupled ? kAbsorbed : make_seq_tiling(problem, tiling, problem.s_q, problem.s_kv).path;
+  d.path = make_seq_tiling(problem, tiling, problem.s_q, problem.s_kv).path;
+  // Decompressed keys and values are rounded once more than the latent rows: a call of few tokens takes these, and no other rounding on the way.
+  d.parts = c.num_tokens <= tiling.two_part_tokens ? 2 : 1;
   d.cores = tiling.num_cores;
   d.num_tokens = c.num_tokens;
   d.batch = c.batch;
   d.max_blocks = c.max_blocks;
-  d.page = c.block_size;
+  d.cache = c.cache;
   d.has_b_q_a = c.has_b_q_a;
   d.has_b_kv_a = c.has_b_kv_a;
   d.has_b_o = c.has_b_o;
@@ -133,10 +198,12 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine) {
   d.kv_lora_scale = a.kv_lora_scale;
   d.softmax_scale = a.softmax_scale;
   d.blocks = d.path == kAbsorbed ? tiling.absorbed : tiling.expanded;
+  if (wanted.rows != 0 || wanted.kv_tile != 0 || wanted.kv_buffers != 0) d.blocks = wanted_blocks(problem, machine, tiling, d.path, wanted);
   d.min_tiles = static_cast<int32_t>(std::max<int64_t>(1, tiling.split_min / tiling.kv_tile));
   d.gemm_base_m = tiling.gemm_base_m;
   d.gemm_base_n = tiling.gemm_base_n;
-  d.round_keys = d.path == kAbsorbed ? 0 : std::max<int64_t>(1, c.batch * c.max_blocks * c.block_size);
+  d.columns = product_columns(d, machine);
+  d.round_keys = d.path == kAbsorbed ? 0 : std::max<int64_t>(1, c.batch * most_keys(c));
   const int64_t head_bytes = d.round_keys * (2 * (fractals(d.d_n + d.d_r) + fractals(d.d_v)) + 4 * fractals(d.d_n));
   d.round_heads = head_bytes == 0 ? d.heads : static_cast<int32_t>(clamp(kRoundBytes / head_bytes, 1, d.heads));
   d.workspace = lay_out(d);

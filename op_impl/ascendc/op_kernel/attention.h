@@ -31,6 +31,15 @@ struct AttentionShape {
 template <typename T>
 __aicore__ inline int64_t query_parts(const Call<T> &call) { return call.absorbed() ? 1 : call.d.parts; }
 
+// Places for P in L1.
+__aicore__ inline int32_t p_places(const AscendBlocks &b) { return b.p_in_rope ? b.kv_buffers : b.p_buffers; }
+
+__aicore__ inline int32_t next_of(int32_t index, int32_t count) { return index + 1 == count ? 0 : index + 1; }
+
+// A latent output meets W_UV in parts; what W_o takes is rounded once.
+template <typename T>
+__aicore__ inline int32_t output_parts(const Call<T> &call) { return call.absorbed() ? call.d.parts : 1; }
+
 // L1 of a core. Absorbed, V is the first columns of K and both share a tile.
 template <typename T>
 struct AttentionL1 {
@@ -47,8 +56,7 @@ struct AttentionL1 {
       v[i] = call.absorbed() ? k[i] : l1.take<T>(s.b.kv_tile * s.d_v16);
     }
     // P may stand on the rope columns of its tile: QK has used them up, and PV does not read them.
-    for (int32_t i = 0; i < s.b.kv_buffers; ++i)
-      p[i] = s.b.p_in_rope ? k[i][s.d_v16 * s.b.kv_tile] : i < 2 ? l1.take<T>(s.b.rows * s.b.kv_tile) : p[0];
+    for (int32_t i = 0; i < p_places(s.b); ++i) p[i] = s.b.p_in_rope ? k[i][s.d_v16 * s.b.kv_tile] : l1.take<T>(s.b.rows * s.b.kv_tile);
   }
 };
 
@@ -57,28 +65,27 @@ template <typename T>
 struct AttentionUb {
   LocalTensor<float> scores[2];  // [half, kv_tile]
   LocalTensor<T> p[2];           // fractals [kv_tile / 16][half][16]
-  LocalTensor<float> pv[kMostUbBuffers];  // [half, pv_columns]
+  LocalTensor<float> pv[kMostUbBuffers];  // [half, ub_columns]
   LocalTensor<float> o;          // [half, d_v16]
   LocalTensor<float> top[2], sum[2], row_scale[2];  // [half] of the pass and of the one before
   LocalTensor<float> scale_blocks[2], alpha_blocks[2];
-  LocalTensor<float> alpha, part, tile_max, blocks;
+  LocalTensor<float> alpha, tile_max, blocks;  // alpha is scratch of the sums where its tile is past
 
   __aicore__ inline explicit AttentionUb(const AttentionShape<T> &s) {
     const int64_t half = s.b.rows / 2;
     Region ub(TPosition::VECCALC);
+    for (int32_t i = 0; i < s.b.score_buffers; ++i) scores[i] = ub.take<float>(half * s.b.kv_tile);
+    for (int32_t i = 0; i < s.b.p_buffers; ++i) p[i] = ub.take<T>(half * s.b.kv_tile);
     for (int32_t i = 0; i < 2; ++i) {
-      scores[i] = ub.take<float>(half * s.b.kv_tile);
-      p[i] = ub.take<T>(half * s.b.kv_tile);
       top[i] = ub.take<float>(half);
       sum[i] = ub.take<float>(half);
       row_scale[i] = ub.take<float>(half);
       scale_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
       alpha_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
     }
-    for (int32_t i = 0; i < s.b.ub_out_buffers; ++i) pv[i] = ub.take<float>(half * larger(s.b.pv_columns, kLeastPvColumns));
+    for (int32_t i = 0; i < s.b.ub_out_buffers; ++i) pv[i] = ub.take<float>(half * larger(s.b.ub_columns, kLeastPvColumns));
     o = ub.take<float>(half * s.d_v16);
     alpha = ub.take<float>(half);
-    part = ub.take<float>(half);
     tile_max = ub.take<float>(half);
     blocks = ub.take<float>(half * kFloatsOfBlock);
   }
@@ -91,6 +98,7 @@ struct TileInFlight {
   int64_t rows16 = 0;    // rows of the pass, whole fractals
   int64_t keys16 = 0;    // keys of the tile, whole fractals
   int32_t kv = 0;        // KV buffer
+  int32_t p = 0;         // place of P in L1
   int32_t pass = 0;      // parity of the segment
   int32_t tile = 0;      // parity of the tile
 };

@@ -10,34 +10,31 @@ class AttentionCube {
  public:
   __aicore__ inline explicit AttentionCube(const Call<T> &call)
       : call_(call), s_(call), l1_(call, s_), ub_(s_), zeros_(call.template buffer<T>(call.d.workspace.zeros)),
-        parts_(query_parts(call)) {
+        parts_(query_parts(call)),
+        most_rows_(larger(kFractal, align_down(s_.b.kv_tile / (1 + AscendC::GetBlockIdx() % kPhases), kFractal))) {
     Region l0a(TPosition::A2), l0b(TPosition::B2), l0c(TPosition::CO1);
     for (int32_t i = 0; i < 2; ++i) {
       l0a_[i] = l0a.take<T>(kL0HalfBytes / sizeof(T));
       l0b_[i] = l0b.take<T>(kL0HalfBytes / sizeof(T));
-      scores_[i] = l0c.take<float>(s_.b.rows * s_.b.kv_tile, 1024);
     }
+    for (int32_t i = 0; i < s_.b.score_buffers; ++i) scores_[i] = l0c.take<float>(s_.b.rows * s_.b.kv_tile, 1024);
     for (int32_t i = 0; i < s_.b.l0c_out_buffers; ++i) pv_[i] = l0c.take<float>(s_.b.rows * s_.b.pv_columns, 1024);
     for (int32_t i = 0; i < s_.b.kv_buffers; ++i) AscendC::SetFlag<HardEvent::MTE1_MTE2>(i);
     AscendC::SetFlag<HardEvent::MTE1_MTE2>(kQuery);
-    for (int32_t i = 0; i < 2; ++i) {
-      AscendC::SetFlag<HardEvent::M_MTE1>(i);
-      AscendC::SetFlag<HardEvent::FIX_M>(i);
-    }
+    for (int32_t i = 0; i < 2; ++i) AscendC::SetFlag<HardEvent::M_MTE1>(i);
+    for (int32_t i = 0; i < s_.b.score_buffers; ++i) AscendC::SetFlag<HardEvent::FIX_M>(i);
     for (int32_t i = 0; i < s_.b.l0c_out_buffers; ++i) AscendC::SetFlag<HardEvent::FIX_M>(kPv + i);
-    for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_MTE1>(MTE1_MTE3_P_FREE);
+    for (int32_t i = 0; i < p_places(s_.b); ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_MTE1>(MTE1_MTE3_P_FREE);
   }
 
   __aicore__ inline void finish() {
     for (int32_t i = 0; i < s_.b.kv_buffers; ++i) AscendC::WaitFlag<HardEvent::MTE1_MTE2>(i);
     AscendC::WaitFlag<HardEvent::MTE1_MTE2>(kQuery);
-    for (int32_t i = 0; i < 2; ++i) {
-      AscendC::WaitFlag<HardEvent::M_MTE1>(i);
-      AscendC::WaitFlag<HardEvent::FIX_M>(i);
-    }
+    for (int32_t i = 0; i < 2; ++i) AscendC::WaitFlag<HardEvent::M_MTE1>(i);
+    for (int32_t i = 0; i < s_.b.score_buffers; ++i) AscendC::WaitFlag<HardEvent::FIX_M>(i);
     for (int32_t i = 0; i < s_.b.l0c_out_buffers; ++i) AscendC::WaitFlag<HardEvent::FIX_M>(kPv + i);
     // Credits that the AIVs gave back for buffers nobody fills any more.
-    for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_SCORES_FREE);
+    for (int32_t i = 0; i < s_.b.score_buffers; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_SCORES_FREE);
     for (int32_t i = 0; i < s_.b.ub_out_buffers; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_PV_FREE);
   }
 
@@ -69,7 +66,7 @@ class AttentionCube {
     tile.rows16 = align_up(pass.rows, kFractal);
     tile.keys16 = align_up(keys, kFractal);
     tile.kv = kv_;
-    tile.tile = s_index_;
+    tile.p = p_;
     AscendC::WaitFlag<HardEvent::MTE1_MTE2>(kv_);
     load_keys(pass, key, keys);
     hand_over<HardEvent::MTE2_MTE1>(kv_);
@@ -91,15 +88,15 @@ class AttentionCube {
     share_result(ub_.scores[s_index_], scores_[s_index_], tile.rows16, tile.keys16, s_.b.kv_tile);
     AscendC::CrossCoreSetFlag<kCoreMode, PIPE_FIX>(FIX_V_SCORES);
     AscendC::SetFlag<HardEvent::FIX_M>(s_index_);
-    s_index_ ^= 1;
-    kv_ = kv_ + 1 == s_.b.kv_buffers ? 0 : kv_ + 1;
+    s_index_ = next_of(s_index_, s_.b.score_buffers);
+    kv_ = next_of(kv_, s_.b.kv_buffers);
+    p_ = next_of(p_, p_places(s_.b));
     return tile;
   }
 
   // P V of a tile, some columns at a time, to the AIVs; after it the tile's buffer is free.
   __aicore__ inline void output(const TileInFlight &tile) {
-    const int64_t p_index = s_.b.p_in_rope ? tile.kv : tile.tile;
-    const LocalTensor<T> &p = l1_.p[p_index], &v = l1_.v[tile.kv];
+    const LocalTensor<T> &p = l1_.p[tile.p], &v = l1_.v[tile.kv];
     AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_MTE1>(MTE3_MTE1_P);
     for (int64_t c = 0; c < s_.d_v16; c += s_.b.pv_columns) {
       const int64_t columns = smaller(s_.b.pv_columns, s_.d_v16 - c);
@@ -122,12 +119,14 @@ class AttentionCube {
         AscendC::SetFlag<HardEvent::MTE1_MTE2>(tile.kv);
       }
       hand_over<HardEvent::M_FIX>(kPv + out_);
-      AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_PV_FREE);
-      share_result(ub_.pv[ub_out_], pv_[out_], tile.rows16, columns, s_.b.pv_columns);
-      AscendC::CrossCoreSetFlag<kCoreMode, PIPE_FIX>(FIX_V_PV);
+      for (int64_t u = 0; u < columns; u += s_.b.ub_columns) {
+        AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_PV_FREE);
+        share_result(ub_.pv[ub_out_], pv_[out_][u * tile.rows16], tile.rows16, smaller(s_.b.ub_columns, columns - u), s_.b.ub_columns);
+        AscendC::CrossCoreSetFlag<kCoreMode, PIPE_FIX>(FIX_V_PV);
+        ub_out_ = next_of(ub_out_, s_.b.ub_out_buffers);
+      }
       AscendC::SetFlag<HardEvent::FIX_M>(kPv + out_);
-      out_ = out_ + 1 == s_.b.l0c_out_buffers ? 0 : out_ + 1;
-      ub_out_ = ub_out_ + 1 == s_.b.ub_out_buffers ? 0 : ub_out_ + 1;
+      out_ = next_of(out_, s_.b.l0c_out_buffers);
     }
   }
 
@@ -141,11 +140,12 @@ class AttentionCube {
     const int64_t kv_tile = s_.b.kv_tile;
     if (call_.absorbed()) {
       const GlobalTensor<T> cache = call_.template input<T>(FlashMLAIn::kv_cache);
-      for (int64_t at = 0; at < keys;) {  // a copy for each page
-        const int64_t rows = smaller(keys - at, d.page - (key + at) % d.page);
-        load_fractals(l1_.k[kv_][at * kFractal], cache[call_.slot(pass.sequence, key + at) * s_.d_qk], rows, s_.d_qk, s_.d_qk, kv_tile);
+      for (int64_t at = 0; at < keys;) {  // a copy for each block of the cache
+        const int64_t rows = smaller(call_.cache_run(key + at, keys - at), most_rows_);
+        load_fractals(l1_.k[kv_][at * kFractal], cache[call_.cache_row(pass.sequence, key + at)], rows, s_.d_qk, d.cache.row_stride, kv_tile);
         at += rows;
       }
+      most_rows_ = d.cache.page;
     } else {
       const int64_t row = (pass.head % d.round_heads) * d.round_keys + pass.key0 + key;
       load_fractals(l1_.k[kv_], call_.template buffer<T>(d.workspace.k_expanded)[row * call_.ld_q()], keys, s_.d_qk, call_.ld_q(), kv_tile);
@@ -163,20 +163,25 @@ class AttentionCube {
   const int64_t parts_;
   LocalTensor<T> l0a_[2], l0b_[2];
   LocalTensor<float> scores_[2], pv_[kMostL0CBuffers];
-  int32_t kv_ = 0, l0_ = 0, s_index_ = 0, out_ = 0, ub_out_ = 0;
+  int64_t most_rows_;  // of a copy; smaller ones for a core's first tile set its phase
+  int32_t kv_ = 0, p_ = 0, l0_ = 0, s_index_ = 0, out_ = 0, ub_out_ = 0;
 };
 
 // Scores run one tile ahead of P V, or two where the KV buffers last for it: softmax of one tile and P V of the one before it then meet on
-// the vector units, and the scores they wait for next are there already.
+// the vector units, and the scores they wait for next are there already. With a single buffer P V of a tile comes before the next scores.
 template <typename T>
 __aicore__ inline void attend_cube(const Call<T> &call, const Schedule<T> &schedule) {
   AttentionCube<T> cube(call);
-  const bool two_ahead = call.d.blocks.kv_buffers > 2;
+  const bool two_ahead = call.d.blocks.kv_buffers > 3 && call.d.blocks.score_buffers > 1;  // a buffer is left for the tile that is on its way
   TileInFlight before, long_before;
   schedule.for_core(AscendC::GetBlockIdx(), [&](const Segment &segment) {
     cube.load_query(segment.pass);
     for (int64_t t = segment.begin; t < segment.end; ++t) {
       const TileInFlight tile = cube.scores(segment.pass, t);
+      if (call.d.blocks.kv_buffers == 1) {
+        cube.output(tile);
+        continue;
+      }
       if (two_ahead) {
         if (long_before.any) cube.output(long_before);
         long_before = before;
@@ -190,6 +195,7 @@ __aicore__ inline void attend_cube(const Call<T> &call, const Schedule<T> &sched
   if (two_ahead && long_before.any) cube.output(long_before);
   if (before.any) cube.output(before);
   cube.finish();
+  AscendC::PipeBarrier<PIPE_ALL>();  // products take the same events
 }
 
 }  // namespace flashmla

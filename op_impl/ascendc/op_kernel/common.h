@@ -37,6 +37,9 @@ constexpr uint16_t FIX_V_RESULT = 6;
 constexpr uint16_t V_FIX_RESULT_FREE = 7;
 constexpr uint8_t kCoreMode = 2;           // AIC with both AIVs of its core
 
+// Cores that begin together would start up their copies together too, and leave the memory idle meanwhile: each begins in one of so many phases.
+constexpr int64_t kPhases = 6;
+
 __aicore__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __aicore__ inline int64_t align_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 __aicore__ inline int64_t align_down(int64_t n, int64_t multiple) { return n / multiple * multiple; }
@@ -146,6 +149,14 @@ __aicore__ inline void multiply(const LocalTensor<float> &c, const LocalTensor<T
 
 constexpr AscendC::FixpipeConfig kToUb{AscendC::CO2Layout::ROW_MAJOR, true};
 
+// An absorbed query may exceed the range of float16: every row is divided by a scale of its own, which its scores are multiplied with.
+template <typename T>
+struct QueryRange {};
+template <>
+struct QueryRange<half> { static constexpr float most = 32768.0f; };
+template <>
+struct QueryRange<bfloat16_t> { static constexpr float most = 0.0f; };  // as wide as float32
+
 template <typename T>
 struct Rounding {};
 template <>
@@ -238,11 +249,14 @@ struct Call {
   // Scalar reads touch inputs alone, never what the kernel writes: their data cache is not kept coherent.
   __aicore__ inline int64_t q_len(int64_t b) const { return input<int32_t>(FlashMLAIn::q_seq_lens).GetValue(b); }
   __aicore__ inline int64_t context(int64_t b) const { return input<int32_t>(FlashMLAIn::context_lens).GetValue(b); }
-  // Row of the cache that holds key `position` of sequence b.
-  __aicore__ inline int64_t slot(int64_t b, int64_t position) const {
-    const int64_t block = input<int32_t>(FlashMLAIn::block_table).GetValue(b * d.max_blocks + position / d.page);
-    return block * d.page + position % d.page;
+  // Element of the cache at which key `position` of sequence b begins: the one place that knows how sequences lie.
+  __aicore__ inline int64_t cache_row(int64_t b, int64_t position) const {
+    const CacheLayout &c = d.cache;
+    const int64_t block = c.paged ? input<int32_t>(FlashMLAIn::block_table).GetValue(b * d.max_blocks + position / c.page) : b;
+    return block * c.block_stride + position % c.page * c.row_stride;
   }
+  // Keys from `position` on, `most` at the most, that lie one after the other.
+  __aicore__ inline int64_t cache_run(int64_t position, int64_t most) const { return smaller(most, d.cache.page - position % d.cache.page); }
 };
 
 }  // namespace flashmla

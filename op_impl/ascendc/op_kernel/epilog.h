@@ -7,14 +7,14 @@ namespace flashmla {
 
 // o [T, heads * d_v] = o_latent W_UV, head by head.
 template <typename T>
-__aicore__ inline void up_project(const Call<T> &call) {
+__aicore__ inline Products<T> up_product(const Call<T> &call) {
   const KernelData &d = call.d;
   const bool padded = d.d_v % kFractal != 0;
   const int64_t width = padded ? call.ld_v() : d.d_v;
-  GemmJob<T> job = {{}, d.parts, d.rank, d.num_tokens * d.rank, d.num_tokens, call.template input<T>(FlashMLAIn::w_uv), d.heads, d.d_v, d.rank,
-                    nullptr, d.heads * width, width, true};
+  GemmJob<T> job = {{}, d.parts, d.rank, d.parts * d.num_tokens * d.rank, d.num_tokens, call.template input<T>(FlashMLAIn::w_uv), d.heads, d.d_v, d.rank,
+                    call.workspace + (padded ? d.workspace.o_padded : d.workspace.o), d.heads * width, width, true};
   call.set_parts(job.a, d.workspace.o_latent);
-  project_in_parts(call, job, padded ? d.workspace.o_padded : d.workspace.o);
+  return Products<T>(call, &job, 1, d.columns.up, false);
 }
 
 // Heads of d_v columns that are no whole fractals: the cube left them padded, W_o takes them side by side.
@@ -26,12 +26,10 @@ __aicore__ inline void compact_outputs(const Call<T> &call) {
   const Share share(ceil_div(all, rows), d.cores);
   for (int64_t i = share.begin; i < share.end; ++i) {
     const int64_t row = i * rows, count = smaller(rows, all - row);
-    for (int32_t part = 0; part < d.parts; ++part) {
-      load_runs(heads, call.template buffer<T>(d.workspace.o_padded[part])[row * ld], 1, count * ld, 0);
-      hand_over<HardEvent::MTE2_MTE3>();
-      store_runs(call.template buffer<T>(d.workspace.o[part])[row * d.d_v], heads, count, d.d_v, 0);
-      hand_over<HardEvent::MTE3_MTE2>();
-    }
+    load_runs(heads, call.template buffer<T>(d.workspace.o_padded)[row * ld], 1, count * ld, 0);
+    hand_over<HardEvent::MTE2_MTE3>();
+    store_runs(call.template buffer<T>(d.workspace.o)[row * d.d_v], heads, count, d.d_v, 0);
+    hand_over<HardEvent::MTE3_MTE2>();
   }
 }
 
@@ -40,11 +38,11 @@ template <typename T>
 class OutputVec {
  public:
   __aicore__ inline OutputVec(const Call<T> &call, const LocalTensor<float> (&result)[2], Region &ub) : call_(call), result_(result) {
-    const int64_t elements = call.d.gemm_base_m / 2 * call.d.gemm_base_n;
+    const int64_t elements = call.d.gemm_base_m / 2 * kPieceColumns;
     rounded_ = ub.take<T>(elements);
     wide_ = ub.take<float>(elements);
-    bias16_ = ub.take<T>(call.d.gemm_base_n);
-    bias_ = ub.take<float>(call.d.gemm_base_n);
+    bias16_ = ub.take<T>(kPieceColumns);
+    bias_ = ub.take<float>(kPieceColumns);
     for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_RESULT_FREE);
     AscendC::SetFlag<HardEvent::V_MTE2>(0);
     AscendC::SetFlag<HardEvent::MTE3_MTE2>(0);
@@ -95,29 +93,41 @@ class OutputVec {
 
 // out = residual + o W_o.
 template <typename T>
-__aicore__ inline void output_project(const Call<T> &call) {
-  const KernelData &d = call.d;
-  const int64_t k = int64_t(d.heads) * d.d_v;
-  GemmJob<T> job = {{}, d.parts, k, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_o), 1, d.hidden, k, nullptr, 0, 0, false};
-  call.set_parts(job.a, d.workspace.o);
-  const GemmCut cut(job.m, job.n, 1, d.gemm_base_m, block_columns(&job, 1, d.gemm_base_m, d.gemm_base_n, d.cores));
-  Region ub(TPosition::VECCALC);
-  const int64_t elements = d.gemm_base_m / 2 * d.gemm_base_n;
-  const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
-  if ASCEND_IS_AIC {
-    const GlobalTensor<T> zeros = call.template buffer<T>(d.workspace.zeros);
-    GemmCube<T> cube(cut.m_block, cut.n_block, job.parts);
-    int32_t next = 0;
-    for (int64_t i = AscendC::GetBlockIdx(); i < cut.items; i += d.cores)
-      cube.run(PackedSource<T>{job, zeros, true}, VectorSink{result, &next}, cut.item(i, job.m, job.n), k);
-    cube.finish();
-    for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_RESULT_FREE);
+class OutputProduct {
+ public:
+  __aicore__ inline explicit OutputProduct(const Call<T> &call)
+      : call_(call), job_(job(call)), products_(call, &job_, 1, call.d.columns.output, true) {}
+
+  __aicore__ inline void prefetch() { products_.prefetch(); }
+  __aicore__ inline void run() {
+    Region ub(TPosition::VECCALC);
+    const int64_t elements = call_.d.gemm_base_m / 2 * kPieceColumns;
+    const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
+    if ASCEND_IS_AIC {
+      int32_t next = 0;
+      products_.run(VectorSink{result, &next});
+      for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_RESULT_FREE);
+    }
+    if ASCEND_IS_AIV {
+      OutputVec<T> output(call_, result, ub);
+      products_.for_items([&](const GemmJob<T> &, const GemmItem &item) {
+        for_pieces(item, [&](const GemmItem &piece, int64_t) { output.run(piece); });
+      });
+      output.finish();
+    }
   }
-  if ASCEND_IS_AIV {
-    OutputVec<T> output(call, result, ub);
-    for (int64_t i = AscendC::GetBlockIdx() / 2; i < cut.items; i += d.cores) output.run(cut.item(i, job.m, job.n));
-    output.finish();
+
+ private:
+  static __aicore__ inline GemmJob<T> job(const Call<T> &call) {
+    const KernelData &d = call.d;
+    const int64_t k = int64_t(d.heads) * d.d_v;
+    const GlobalTensor<T> o = call.template buffer<T>(d.workspace.o);
+    return {{o, o}, 1, k, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_o), 1, d.hidden, k, nullptr, 0, 0, false};
   }
-}
+
+  const Call<T> &call_;
+  const GemmJob<T> job_;
+  Products<T> products_;
+};
 
 }  // namespace flashmla

@@ -22,21 +22,21 @@ __aicore__ inline void for_key_blocks(const Call<T> &call, int64_t most, const F
   }
 }
 
-// Rows of the latent cache are A; a copy for each page.
+// Rows of the latent cache are A; a copy for each of its blocks.
 template <typename T>
 struct LatentRows {
   const Call<T> &call;
   KeyBlock block;
   __aicore__ inline int64_t rows(const GemmItem &item) const { return item.m; }
-  __aicore__ inline void load_a(const LocalTensor<T> &tile, int64_t, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
+  __aicore__ inline bool load_a(const LocalTensor<T> &tile, const GemmItem &item, int64_t k0, int64_t k, int64_t tile_rows) const {
     const KernelData &d = call.d;
-    const int64_t width = d.rank + d.d_r;
     const GlobalTensor<T> cache = call.template input<T>(FlashMLAIn::kv_cache);
     for (int64_t at = 0; at < item.m;) {
-      const int64_t key = block.key + at, rows = smaller(item.m - at, d.page - key % d.page);
-      load_fractals(tile[at * kFractal], cache[call.slot(block.sequence, key) * width + k0], rows, k, width, tile_rows);
+      const int64_t key = block.key + at, rows = call.cache_run(key, item.m - at);
+      load_fractals(tile[at * kFractal], cache[call.cache_row(block.sequence, key) + k0], rows, k, d.cache.row_stride, tile_rows);
       at += rows;
     }
+    return false;
   }
 };
 
@@ -86,6 +86,7 @@ __aicore__ inline void decompress(const Call<T> &call, int64_t first, int64_t he
   const bool finished = keys_leave_finished(call);
   const int64_t d_n16 = align_up(d.d_n, kFractal);
   GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, 1);
+  cube.begin();
   int64_t index = 0;
   const auto mine = [&] { return index++ % d.cores == AscendC::GetBlockIdx(); };
   for_key_blocks(call, d.gemm_base_m, [&](const KeyBlock &block) {
@@ -159,11 +160,11 @@ class KeyFinish {
       hand_over<HardEvent::MTE3_V>();
       hand_over<HardEvent::V_MTE2>();
     }
-    const int64_t width = d.rank + d.d_r, pitch = align_up(d.d_r, kFractal);
+    const int64_t pitch = align_up(d.d_r, kFractal);
     const GlobalTensor<T> cache = call_.template input<T>(FlashMLAIn::kv_cache);
     for (int64_t at = 0; at < block.keys;) {
-      const int64_t key = block.key + at, rows = smaller(block.keys - at, d.page - key % d.page);
-      load_runs(pe_[at * pitch], cache[call_.slot(block.sequence, key) * width + d.rank], rows, d.d_r, width - d.d_r);
+      const int64_t key = block.key + at, rows = call_.cache_run(key, block.keys - at);
+      load_runs(pe_[at * pitch], cache[call_.cache_row(block.sequence, key) + d.rank], rows, d.d_r, d.cache.row_stride - d.d_r);
       at += rows;
     }
     hand_over<HardEvent::MTE2_MTE3>();

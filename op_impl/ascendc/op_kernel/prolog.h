@@ -44,11 +44,11 @@ __aicore__ inline void project_hidden(const Call<T> &call) {
        call.workspace + d.workspace.kv_raw, call.ld_kv(), 0, false},
       {{x, x}, 1, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_q_a), 1, d.q_rank, d.hidden,
        call.workspace + d.workspace.q_a_raw, call.ld_q_a(), 0, false}};
-  project(call, jobs, d.q_rank > 0 ? 2 : 1);
+  Products<T>(call, jobs, d.q_rank > 0 ? 2 : 1, d.columns.hidden, false).run();
 }
 
 template <typename T>
-__aicore__ inline void project_query(const Call<T> &call) {
+__aicore__ inline SplitProduct<T> query_product(const Call<T> &call) {
   const KernelData &d = call.d;
   GemmJob<T> job = query_job(call, d.q_rank > 0 ? d.q_rank : d.hidden);
   if (d.q_rank > 0) {
@@ -59,7 +59,7 @@ __aicore__ inline void project_query(const Call<T> &call) {
     job.a[0] = call.template input<T>(FlashMLAIn::hidden_states);
     job.lda = d.hidden;
   }
-  project_in_parts(call, job, d.workspace.q);
+  return SplitProduct<T>(call, job, d.workspace.q, d.columns.query);
 }
 
 // A small vector of the weights as float32; `staging` is as long.
@@ -129,7 +129,7 @@ template <typename T>
 __aicore__ inline void append(const Call<T> &call, const Share &share) {
   const KernelData &d = call.d;
   if (share.begin == share.end) return;
-  const int64_t ld = call.ld_kv(), batch = norm_rows(ld), half = d.d_r / 2, pitch = rope_pitch(half), width = d.rank + d.d_r;
+  const int64_t ld = call.ld_kv(), batch = norm_rows(ld), half = d.d_r / 2, pitch = rope_pitch(half);
   const int64_t gap_blocks = (pitch - align_up(half, kFloatsOfBlock)) / kFloatsOfBlock;
   Region ub(TPosition::VECCALC);
   NormBuffers b;
@@ -178,7 +178,7 @@ __aicore__ inline void append(const Call<T> &call, const Share &share) {
     hand_over<HardEvent::V_MTE3>();
     for (int64_t i = 0; i < rows; ++i) {
       cursor.seek(t + i);
-      const GlobalTensor<T> row = cache[call.slot(cursor.sequence(), cursor.position()) * width];
+      const GlobalTensor<T> row = cache[call.cache_row(cursor.sequence(), cursor.position())];
       store_runs(row, rounded[i * ld], 1, d.rank, 0);
       if (half > 0) store_runs(row[d.rank], first[i * pitch], 1, half, 0);
       if (half > 0) store_runs(row[d.rank + half], second[i * pitch], 1, half, 0);

@@ -5,15 +5,21 @@
 
 namespace flashmla {
 
-// q_latent [T, heads, ld_latent] = q_nope W_UK, float32.
+// Rows that need no scale leave the cube as attention takes them.
 template <typename T>
-__aicore__ inline void absorb(const Call<T> &call) {
+__aicore__ inline bool queries_leave_finished(const Call<T> &call) { return !(QueryRange<T>::most > 0.0f) && call.d.rank % kFractal == 0; }
+
+// q_nope W_UK: the latent part of query, or q_latent [T, heads, ld_latent] in float32.
+template <typename T>
+__aicore__ inline Products<T> absorb_product(const Call<T> &call) {
   const KernelData &d = call.d;
+  const bool finished = queries_leave_finished(call);
+  const int64_t ld = finished ? call.ld_query() : call.ld_latent();
   GemmJob<T> job = {{}, d.parts, d.heads * call.ld_q(), call.ld_q(), d.num_tokens,
                           call.template input<T>(FlashMLAIn::w_uk), d.heads, d.rank, d.d_n,
-                          call.workspace + d.workspace.q_latent, d.heads * call.ld_latent(), call.ld_latent(), false};
+                          call.workspace + (finished ? d.workspace.query : d.workspace.q_latent), d.heads * ld, ld, finished};
   call.set_parts(job.a, d.workspace.q);
-  project(call, &job, 1);
+  return Products<T>(call, &job, 1, d.columns.absorb, false);
 }
 
 // The rotated halves of q of heads [h, h + rows) of one token, as float32.
@@ -91,6 +97,27 @@ __aicore__ inline void for_query_rows(const Call<T> &call, int64_t rows, const F
   }
 }
 
+// Beside that product: RoPE of q_pe goes to the end of the query's row.
+template <typename T>
+__aicore__ inline void append_rope(const Call<T> &call) {
+  const KernelData &d = call.d;
+  const int64_t rows = 64;
+  Region ub(TPosition::VECCALC);
+  QueryRope<T> rope(call, ub, rows);
+  TokenCursor<T> cursor(call);
+  for_query_rows(call, rows, [&](int64_t token, int64_t h, int64_t heads) {
+    cursor.seek(token);
+    rope.load(token, cursor.position(), h, heads);
+    hand_over<HardEvent::MTE2_V>();
+    rope.rotate(heads);
+    rope.round(heads);
+    hand_over<HardEvent::V_MTE3>();
+    rope.store(call.template buffer<T>(d.workspace.query)[(token * d.heads + h) * call.ld_query() + d.rank], call.ld_query(), heads);
+    hand_over<HardEvent::MTE3_MTE2>();
+    hand_over<HardEvent::V_MTE2>();
+  });
+}
+
 template <typename T>
 __aicore__ inline void rotate_queries(const Call<T> &call) {
   const int64_t rows = 32;
@@ -113,14 +140,6 @@ __aicore__ inline void rotate_queries(const Call<T> &call) {
     hand_over<HardEvent::V_MTE2>();
   });
 }
-
-// An absorbed query may exceed the range of float16: every row is divided by a scale of its own, which its scores are multiplied with.
-template <typename T>
-struct QueryRange {};
-template <>
-struct QueryRange<half> { static constexpr float most = 32768.0f; };
-template <>
-struct QueryRange<bfloat16_t> { static constexpr float most = 0.0f; };  // as wide as float32
 
 template <typename T>
 __aicore__ inline void prepare_queries(const Call<T> &call) {

@@ -13,15 +13,16 @@ class SplitVec {
 
   __aicore__ inline SplitVec(const Call<T> &call, const LocalTensor<float> (&result)[2], Region &ub, GM_ADDR first, GM_ADDR second, int64_t ld, int64_t stride)
       : result_(result), first_(global<T>(first)), second_(global<T>(second)), ld_(ld), stride_(stride) {
-    const int64_t elements = call.d.gemm_base_m / 2 * call.d.gemm_base_n;
+    const int64_t elements = call.d.gemm_base_m / 2 * kPieceColumns;
     high_ = ub.take<T>(elements);
     low_ = ub.take<T>(elements);
-    wide_ = ub.take<float>(kRows * call.d.gemm_base_n);
+    wide_ = ub.take<float>(kRows * kPieceColumns);
     for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_RESULT_FREE);
     AscendC::SetFlag<HardEvent::MTE3_V>(0);
   }
   __aicore__ inline void finish() { AscendC::WaitFlag<HardEvent::MTE3_V>(0); }
 
+  // A piece of a block.
   __aicore__ inline void run(const GemmItem &item) {
     const int64_t half = rows_of_half(item), row = item.m0 + AscendC::GetSubBlockIdx() * half, rows = clamp(item.m0 + item.m - row, 0, half);
     const LocalTensor<float> &y = result_[next_];
@@ -59,31 +60,41 @@ class SplitVec {
 
 // A product that feeds another one; `parts` are the workspace offsets of its result.
 template <typename T>
-__aicore__ inline void project_in_parts(const Call<T> &call, GemmJob<T> job, const int64_t (&parts)[2]) {
-  const KernelData &d = call.d;
-  if (d.parts == 1) {
+class SplitProduct {
+ public:
+  __aicore__ inline SplitProduct(const Call<T> &call, GemmJob<T> job, const int64_t (&parts)[2], int64_t width)
+      : call_(call), job_(with_result(call, job, parts)), parts_{parts[0], parts[1]}, products_(call, &job_, 1, width, call.d.parts > 1) {}
+
+  __aicore__ inline void prefetch() { products_.prefetch(); }
+  __aicore__ inline void run() {
+    if (call_.d.parts == 1) return products_.run();
+    Region ub(TPosition::VECCALC);
+    const int64_t elements = call_.d.gemm_base_m / 2 * kPieceColumns;
+    const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
+    if ASCEND_IS_AIC {
+      int32_t next = 0;
+      products_.run(VectorSink{result, &next});
+      for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_RESULT_FREE);
+    }
+    if ASCEND_IS_AIV {
+      SplitVec<T> split(call_, result, ub, call_.workspace + parts_[0], call_.workspace + parts_[1], job_.ldc, job_.c_stride);
+      products_.for_items([&](const GemmJob<T> &, const GemmItem &item) {
+        for_pieces(item, [&](const GemmItem &piece, int64_t) { split.run(piece); });
+      });
+      split.finish();
+    }
+  }
+
+ private:
+  static __aicore__ inline GemmJob<T> with_result(const Call<T> &call, GemmJob<T> job, const int64_t (&parts)[2]) {
     job.c = call.workspace + parts[0];
-    project(call, &job, 1);
-    return;
+    return job;
   }
-  const GemmCut cut(job.m, job.n, job.groups, d.gemm_base_m, block_columns(&job, 1, d.gemm_base_m, d.gemm_base_n, d.cores));
-  Region ub(TPosition::VECCALC);
-  const int64_t elements = d.gemm_base_m / 2 * d.gemm_base_n;
-  const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
-  if ASCEND_IS_AIC {
-    const GlobalTensor<T> zeros = call.template buffer<T>(d.workspace.zeros);
-    GemmCube<T> cube(cut.m_block, cut.n_block, job.parts);
-    int32_t next = 0;
-    for (int64_t i = AscendC::GetBlockIdx(); i < cut.items; i += d.cores)
-      cube.run(PackedSource<T>{job, zeros, true}, VectorSink{result, &next}, cut.item(i, job.m, job.n), job.k);
-    cube.finish();
-    for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_RESULT_FREE);
-  }
-  if ASCEND_IS_AIV {
-    SplitVec<T> split(call, result, ub, call.workspace + parts[0], call.workspace + parts[1], job.ldc, job.c_stride);
-    for (int64_t i = AscendC::GetBlockIdx() / 2; i < cut.items; i += d.cores) split.run(cut.item(i, job.m, job.n));
-    split.finish();
-  }
-}
+
+  const Call<T> &call_;
+  const GemmJob<T> job_;
+  const int64_t parts_[2];
+  Products<T> products_;
+};
 
 }  // namespace flashmla

@@ -73,10 +73,11 @@ __aicore__ inline void add_row(const LocalTensor<float> &x, const LocalTensor<fl
 template <AscendC::ReduceType kind>
 __aicore__ inline void reduce_rows(const LocalTensor<float> &result, const LocalTensor<float> &part, const LocalTensor<float> &x, int64_t rows,
                                    int64_t columns, int64_t ld) {
+  const int64_t row_blocks = rows > 1 ? ld / kFloatsOfBlock : 1;  // a single row may be longer than the longest stride
   for_columns(columns, [&](int64_t c, int64_t n) {
     const bool first = c == 0;
     AscendC::ReduceRepeat<kind, float, float>(first ? result : part, x[c], static_cast<int32_t>(n), static_cast<int32_t>(rows), 1, 1,
-                                              static_cast<int32_t>(ld / kFloatsOfBlock), AscendC::ReduceOrder::ORDER_ONLY_VALUE);
+                                              static_cast<int32_t>(row_blocks), AscendC::ReduceOrder::ORDER_ONLY_VALUE);
     v_barrier();
     if (first) return;
     if (kind == AscendC::ReduceType::SUM) AscendC::Add(result, result, part, static_cast<int32_t>(rows));

@@ -60,6 +60,10 @@ Pipe cross_pipe(int mode, pipe_t pipe, int id, bool setting, const Site& site) {
 }  // namespace
 
 bool twin_on_aic() { return twin::Engine::current().core() == twin::kAIC; }
+uint64_t& twin_tiling_key() {
+  static uint64_t key = 0;
+  return key;
+}
 
 void twin_set_flag(HardEvent event, int id, const Site& site) {
   const Pair pair = pair_of(event, id, site);

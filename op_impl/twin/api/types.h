@@ -16,6 +16,7 @@
 #define KERNEL_TASK_TYPE_DEFAULT(type) static_assert(AscendC::type == AscendC::KERNEL_TYPE_MIX_AIC_1_2, "the twin runs 1 AIC with 2 AIVs")
 #define REGISTER_TILING_DEFAULT(type) using twin_registered_tiling [[maybe_unused]] = type
 #define GET_TILING_DATA_WITH_STRUCT(type, name, address) type name = *reinterpret_cast<const type*>(address)
+#define TILING_KEY_IS(key) (AscendC::twin_tiling_key() == (key))
 #define ASCEND_IS_AIC (AscendC::twin_on_aic())
 #define ASCEND_IS_AIV (!AscendC::twin_on_aic())
 
@@ -51,6 +52,8 @@ namespace AscendC {
 
 enum KernelMetaType { KERNEL_TYPE_AIV_ONLY, KERNEL_TYPE_AIC_ONLY, KERNEL_TYPE_MIX_AIC_1_2 = 6 };
 bool twin_on_aic();
+// What the host's tiling chose, for the kernel that is launched next.
+uint64_t& twin_tiling_key();
 
 enum class TPosition : uint8_t { GM, A1, A2, B1, B2, C1, C2, CO1, CO2, VECIN, VECOUT, VECCALC, C2PIPE2GM };
 

@@ -22,7 +22,7 @@ std::string Engine::place(int slot) {
 }
 
 Engine::Engine(const flashmla::Machine& machine, const Options& options, int blocks)
-    : cost_(machine), options_(options), launched_(blocks), blocks_(options.sample > 0 ? std::min(options.sample, blocks) : blocks), gm_(machine.l2_bytes),
+    : cost_(machine), options_(options), launched_(blocks), blocks_(options.sample > 0 ? std::min(options.sample, blocks) : blocks), gm_(machine.l2_bytes, double(launched_) / blocks_),
       memory_(cost_.memory_bytes_per_cycle() * blocks_ / launched_, cost_.l2_bytes_per_cycle()), cores_(blocks_ * kCoresPerBlock) {
   const int slots = options.check ? blocks_ * kCoresPerBlock * kSlots : 0;
   for (int i = 0; i < static_cast<int>(cores_.size()); ++i) {
@@ -39,7 +39,9 @@ Engine::~Engine() {
   if (g_current == this) g_current = nullptr;
 }
 
-void Engine::add_tensor(const std::string& name, Role role, const void* data, int64_t bytes) { gm_.add(name, role, data, bytes, &Engine::place); }
+void Engine::add_tensor(const std::string& name, Role role, const void* data, int64_t bytes, double overlap) {
+  gm_.add(name, role, data, bytes, &Engine::place, overlap);
+}
 
 int64_t Engine::capacity(Space space) const {
   const flashmla::Machine& m = machine();
@@ -299,7 +301,7 @@ RunReport Engine::run(const std::function<void()>& kernel) {
       for (const auto& wait : state.times.waits) sum.waits[wait.first] += wait.second;
     }
   }
-  for (const GmTensor* t : gm_.tensors()) report_.traffic.push_back({t->name, t->role == Role::kWorkspace, t->read_bytes, t->written_bytes, t->hit_bytes});
+  for (const GmTensor* t : gm_.tensors()) report_.traffic.push_back({t->name, t->role == Role::kWorkspace, t->read_bytes, t->written_bytes, t->hit_bytes, t->bytes, t->fresh_bytes});
   g_current = nullptr;
   return std::move(report_);
 }

@@ -32,7 +32,7 @@ struct Options {
   bool check = true;    // races and layouts
   bool compute = true;  // false: only the clock runs, no data moves
   bool trace = false;
-  int sample = 0;       // cores that are simulated, spread evenly, with their share of the memory bandwidth; 0: all
+  int sample = 0;       // cores that are simulated, with their share of the memory bandwidth; 0: all
 };
 
 class Engine {
@@ -40,14 +40,19 @@ class Engine {
   Engine(const flashmla::Machine& machine, const Options& options, int blocks);
   ~Engine();
 
-  void add_tensor(const std::string& name, Role role, const void* data, int64_t bytes);
+  // overlap: of a sample's input, how often the cores of the launch read each of its bytes together, when an earlier run has told.
+  void add_tensor(const std::string& name, Role role, const void* data, int64_t bytes, double overlap = 1);
   // Runs `kernel` on every core to its end. Throws TwinError, or what the kernel throws.
   RunReport run(const std::function<void()>& kernel);
 
   // What follows is called by the kernel's fibers.
   static Engine& current();
   CoreKind core() const { return fiber_core_; }
-  int block() const { return fiber_block_ * launched_ / blocks_; }
+  // A sample has one core of every stretch, at no regular distance: equally spaced ones may all have the same kind of work and wait in step.
+  int block() const {
+    const int first = fiber_block_ * launched_ / blocks_, end = (fiber_block_ + 1) * launched_ / blocks_;
+    return first + static_cast<int>((static_cast<uint32_t>(fiber_block_) * 2654435769u >> 16) % static_cast<uint32_t>(end - first));
+  }
   int blocks() const { return launched_; }
   const flashmla::Machine& machine() const { return cost_.machine(); }
   const CostModel& cost() const { return cost_; }

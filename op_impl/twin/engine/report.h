@@ -30,6 +30,7 @@ struct TensorTraffic {
   std::string name;
   bool workspace;
   int64_t read_bytes, written_bytes, l2_bytes;
+  int64_t bytes, fresh_bytes;  // of the tensor; of the lines of it that were used
 };
 
 struct RunReport {
