@@ -119,7 +119,7 @@ int32_t block_columns(std::initializer_list<Product> products, int64_t base_m, c
       const int64_t step = clamp(align_down(machine.l1_bytes / (4 * (p.parts * m + n)), kPanelColumns), kPanelColumns, 1024), steps = ceil_div(p.k, step);
       // A copy for each panel, where their distance is too far for one copy of them all.
       const int64_t panels = n % kPanelColumns == 0 ? n / kPanelColumns : n / kPanelColumns + (n % 32 == 0 ? 1 : 2);
-      const bool together = n % kPanelColumns == 0 && kPanelColumns * p.k <= kMostMatrixStride && std::min(step, p.k) <= 256;
+      const bool together = n % kPanelColumns == 0 && kPanelColumns / 2 * p.k <= kMostMatrixStride && std::min(step, p.k) <= 512;
       const double copies = steps * ((together ? 1 : panels) + 1);
       const double loads = copies * machine.startup_dma_gm + 2.0 * p.k * (p.parts * m + n) / machine.l2_bytes_per_cycle;
       const int64_t piece = std::min(n, kPieceColumns), l0_k = clamp(std::min(kL0Elements / (p.parts * m), kL0Elements / piece) / kFractal * kFractal, kFractal, p.k);

@@ -86,10 +86,9 @@ class GemmCube {
   // Loads what the first steps of the first block take of B, before its A exists.
   template <typename Source>
   __aicore__ inline void prefetch(const Source &source, const GemmItem &item, int64_t k) {
-    int64_t k0 = 0, width = first_step_k_;
-    for (; fetched_ < 2 && k0 < k; ++fetched_, k0 += width, width = step_k_) {
+    for (int64_t k0 = 0; fetched_ < 2 && k0 < k; ++fetched_, k0 += step_k_) {
       AscendC::WaitFlag<HardEvent::MTE1_MTE2>(fetched_);
-      source.load_b(b_[fetched_], item, k0, smaller(width, k - k0));
+      source.load_b(b_[fetched_], item, k0, smaller(step_k_, k - k0));
     }
   }
 
@@ -99,8 +98,8 @@ class GemmCube {
     const int64_t rows = source.rows(item), m16 = align_up(rows, kFractal);
     AscendC::WaitFlag<HardEvent::FIX_M>(out_);
     for (int64_t k0 = 0, width; k0 < k; k0 += width) {
-      width = smaller(first_step_k_, k - k0);
-      first_step_k_ = step_k_;
+      width = smaller(fetched_ > 0 ? step_k_ : first_step_k_, k - k0);
+      if (fetched_ == 0) first_step_k_ = step_k_;
       const int64_t width16 = align_up(width, kFractal);
       if (fetched_ == 0) AscendC::WaitFlag<HardEvent::MTE1_MTE2>(step_);
       const bool together = source.load_a(a_[step_], item, k0, width, m16);
@@ -150,14 +149,25 @@ class GemmCube {
   int32_t results_, step_ = 0, l0_ = 0, out_ = 0;
 };
 
+// A copy counts elements: in pairs of them panels may lie twice as far apart. A fractal's row is 32 bytes whatever it holds.
+constexpr int64_t kPanelPairs = kPanel / 2;
+template <typename T>
+__aicore__ inline GlobalTensor<float> in_pairs(const GlobalTensor<T> &source) {
+  GlobalTensor<float> pairs;
+  pairs.SetGlobalBuffer(reinterpret_cast<__gm__ float *>(const_cast<__gm__ T *>(source.GetPhyAddr())));
+  return pairs;
+}
+
 // Columns [n0, n0 + n) and rows [k0, k0 + k) of a packed group to an L1 tile whose rows are k.
 template <typename T>
 __aicore__ inline void load_packed(const LocalTensor<T> &tile, const GlobalTensor<T> &group, const GlobalTensor<T> &zeros, int64_t n_padded, int64_t k_all,
                                    int64_t n0, int64_t n, int64_t k0, int64_t k) {
   const int64_t tile_rows = align_up(k, kFractal);
   const int64_t whole = n0 % kPanel == 0 ? n / kPanel : 0;  // panels that one copy brings, where their distances are in its range
-  const bool together = whole > 1 && kPanel * k_all <= kMostMatrixStride && kPanel * tile_rows <= kMostTileStride;
-  if (together) load_matrices(tile, group[n0 * k_all + k0 * kPanel], whole, kPanel * k_all, k, kPanel, kPanel, tile_rows);
+  const bool together = whole > 1 && kPanelPairs * k_all <= kMostMatrixStride && kPanelPairs * tile_rows <= kMostTileStride;
+  if (together)
+    load_matrices(tile.template ReinterpretCast<float>(), in_pairs(group[n0 * k_all + k0 * kPanel]), whole, kPanelPairs * k_all, k, kPanelPairs, kPanelPairs,
+                  tile_rows);
   for (int64_t at = together ? n0 + whole * kPanel : n0; at < n0 + n;) {
     const int64_t panel = at / kPanel * kPanel, width = smaller(kPanel, n_padded - panel);
     const int64_t end = smaller(panel + width, n0 + n);

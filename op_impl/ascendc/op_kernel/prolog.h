@@ -156,9 +156,10 @@ __aicore__ inline void append(const Call<T> &call, const Share &share) {
       load_runs(rope.first, raw[t * ld + d.rank], rows, half, ld - half, gap_blocks);
       load_runs(rope.second, raw[t * ld + d.rank + half], rows, half, ld - half, gap_blocks);
       TokenCursor<T> table = cursor;
-      for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t i = 0, run; i < rows; i += run) {
         table.seek(t + i);
-        load_rope_rows(call, rope, table.position(), 1, i);
+        run = smaller(rows - i, table.left());
+        load_rope_rows(call, rope, table.position(), run, i);
       }
     }
     hand_over<HardEvent::MTE2_V>();
@@ -176,12 +177,14 @@ __aicore__ inline void append(const Call<T> &call, const Share &share) {
       narrow(second, rope.second, rows * pitch);
     }
     hand_over<HardEvent::V_MTE3>();
-    for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t i = 0, run; i < rows; i += run) {  // tokens of one page leave together
       cursor.seek(t + i);
+      run = call.cache_run(cursor.position(), smaller(rows - i, cursor.left()));
       const GlobalTensor<T> row = cache[call.cache_row(cursor.sequence(), cursor.position())];
-      store_runs(row, rounded[i * ld], 1, d.rank, 0);
-      if (half > 0) store_runs(row[d.rank], first[i * pitch], 1, half, 0);
-      if (half > 0) store_runs(row[d.rank + half], second[i * pitch], 1, half, 0);
+      const int64_t row_stride = d.cache.row_stride;
+      store_runs(row, rounded[i * ld], run, d.rank, row_stride - d.rank, (ld - align_up(d.rank, kFractal)) / kFractal);
+      if (half > 0) store_runs(row[d.rank], first[i * pitch], run, half, row_stride - half, (pitch - align_up(half, kFractal)) / kFractal);
+      if (half > 0) store_runs(row[d.rank + half], second[i * pitch], run, half, row_stride - half, (pitch - align_up(half, kFractal)) / kFractal);
     }
     hand_over<HardEvent::MTE3_V>();
     hand_over<HardEvent::V_MTE2>();

@@ -189,13 +189,15 @@ class TokenCursor {
       tokens_ = call_.q_len(sequence_);
     }
     position_ = call_.context(sequence_) + token - first_;
+    left_ = first_ + tokens_ - token;
   }
   __aicore__ inline int64_t sequence() const { return sequence_; }
   __aicore__ inline int64_t position() const { return position_; }
+  __aicore__ inline int64_t left() const { return left_; }  // tokens of the sequence from here on
 
  private:
   const Call<T> &call_;
-  int64_t sequence_ = 0, first_ = 0, tokens_, position_ = 0;
+  int64_t sequence_ = 0, first_ = 0, tokens_, position_ = 0, left_ = 0;
 };
 
 // Share of this AIV in `count` things that lie in order.
