@@ -35,6 +35,8 @@ void check_limits(const KernelCall &c) {
     if (dtype != c.act_dtype) throw std::invalid_argument("FlashMLA on Ascend: hidden states, weights and cache must have one dtype");
   }
   at_most("elements from key to key of the cache", c.cache.row_stride, kMostSourceStride);
+  if (!(a.softmax_scale > 0))  // maxima are taken before scores are scaled
+    throw std::invalid_argument("FlashMLA on Ascend: softmax_scale is " + std::to_string(a.softmax_scale) + ", expected a positive number");
   at_most("hidden_size", c.hidden_size, kMostSourceStride);
   at_most("kv_lora_rank", a.kv_lora_rank, kMostRowStride);
   at_most("v_head_dim", a.v_head_dim, kMostRowStride);
