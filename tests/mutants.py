@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant("mask: always", VEC, "if (first_limit(pass, t) < kv) mask(pass, t, s);", "mask(pass, t, s);", (), reason="a mask on a full tile marks no key; it costs scalar work alone"),
     Mutant("page: the second page is read from the first one's place", CUBE, "cache[call_.cache_row(pass.sequence, key + at)]", "cache[call_.cache_row(pass.sequence, key)]", DATA),
     Mutant("AIV: both take the first half of the rows", VEC, "return pass.row0 + AscendC::GetSubBlockIdx() * half_of(pass);", "return pass.row0;", DATA),
-    Mutant("rescale: the factor of the tile after", VEC, "ub_.alpha_blocks[coming_.tile]", "ub_.alpha_blocks[coming_.tile ^ 1]", DATA),
+    Mutant("rescale: the factor of the tile after", VEC, "ub_.rescale_blocks[coming_.tile]", "ub_.rescale_blocks[coming_.tile ^ 1]", DATA),
     Mutant("combine: the sum is not weighted", "combine.h", "    AscendC::Mul(weight_, weight_, sum, n);\n", "", DATA),
     Mutant("combine: one slot a core", "schedule.h", "return 2 * (piece * team_ + member) + (line > piece * piece_ ? 1 : 0);", "return 2 * (piece * team_ + member);", DATA),
     Mutant("norm: eps is left out of nothing", "vec.h", "  AscendC::Adds(s.sums, s.sums, eps, static_cast<int32_t>(rows));\n", "", (),

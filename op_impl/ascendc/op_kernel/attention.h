@@ -68,8 +68,8 @@ struct AttentionUb {
   LocalTensor<float> pv[kMostUbBuffers];  // [half, ub_columns]
   LocalTensor<float> o;          // [half, d_v16]
   LocalTensor<float> top[2], sum[2], row_scale[2];  // [half] of the pass and of the one before
-  LocalTensor<float> scale_blocks[2], alpha_blocks[2];
-  LocalTensor<float> alpha, tile_max, blocks;  // alpha is scratch of the sums where its tile is past
+  LocalTensor<float> scale_blocks[2], rescale_blocks[2];
+  LocalTensor<float> rescale, tile_max, blocks;  // rescale is scratch of the sums where its tile is past
 
   __aicore__ inline explicit AttentionUb(const AttentionShape<T> &s) {
     const int64_t half = s.b.rows / 2;
@@ -81,11 +81,11 @@ struct AttentionUb {
       sum[i] = ub.take<float>(half);
       row_scale[i] = ub.take<float>(half);
       scale_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
-      alpha_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
+      rescale_blocks[i] = ub.take<float>(half * kFloatsOfBlock);
     }
     for (int32_t i = 0; i < s.b.ub_out_buffers; ++i) pv[i] = ub.take<float>(half * larger(s.b.ub_columns, kLeastPvColumns));
     o = ub.take<float>(half * s.d_v16);
-    alpha = ub.take<float>(half);
+    rescale = ub.take<float>(half);
     tile_max = ub.take<float>(half);
     blocks = ub.take<float>(half * kFloatsOfBlock);
   }

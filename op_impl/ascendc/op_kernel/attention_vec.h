@@ -63,27 +63,27 @@ class AttentionVec {
 
     AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_V>(FIX_V_SCORES);
     if (first_limit(pass, t) < kv) mask(pass, t, s);
-    reduce_rows<AscendC::ReduceType::MAX>(ub_.tile_max, ub_.alpha, s, half, kv, kv);
+    reduce_rows<AscendC::ReduceType::MAX>(ub_.tile_max, ub_.rescale, s, half, kv, kv);
     AscendC::Mul(ub_.tile_max, ub_.tile_max, ub_.row_scale[pass_], n);
     v_barrier();
     AscendC::Max(ub_.tile_max, ub_.tile_max, top, n);
     v_barrier();
-    AscendC::Sub(ub_.alpha, top, ub_.tile_max, n);
+    AscendC::Sub(ub_.rescale, top, ub_.tile_max, n);
     AscendC::Muls(top, ub_.tile_max, 1.0f, n);
     AscendC::Muls(ub_.tile_max, ub_.tile_max, -1.0f, n);
     v_barrier();
-    AscendC::Exp(ub_.alpha, ub_.alpha, n);
+    AscendC::Exp(ub_.rescale, ub_.rescale, n);
     spread(ub_.blocks, ub_.tile_max, half);
     v_barrier();
     scale_and_shift(s, half);
     v_barrier();
     add_outputs(1);
     AscendC::Exp(s, s, static_cast<int32_t>(half * kv));
-    spread(ub_.alpha_blocks[tile_], ub_.alpha, half);
-    AscendC::Mul(sum, sum, ub_.alpha, n);
+    spread(ub_.rescale_blocks[tile_], ub_.rescale, half);
+    AscendC::Mul(sum, sum, ub_.rescale, n);
     v_barrier();
     add_outputs(2);
-    reduce_rows<AscendC::ReduceType::SUM>(ub_.tile_max, ub_.alpha, s, half, kv, kv);
+    reduce_rows<AscendC::ReduceType::SUM>(ub_.tile_max, ub_.rescale, s, half, kv, kv);
     AscendC::Add(sum, sum, ub_.tile_max, n);
     write_p(tile, s);
     AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_SCORES_FREE);
@@ -105,7 +105,7 @@ class AttentionVec {
     v_barrier();
   }
 
-  // O = alpha O + P V, in turns between the steps of the next softmax: the cube never waits long for a buffer, nor the vector unit for a
+  // O = O * rescale + P V, in turns between the steps of the next softmax: the cube never waits long for a buffer, nor the vector unit for a
   // column block. After the last tile of a segment the output leaves.
   __aicore__ inline void add_outputs(int64_t turn) {
     if (!coming_.any) return;
@@ -115,7 +115,7 @@ class AttentionVec {
       const LocalTensor<float> &pv = ub_.pv[out_];
       AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_V>(FIX_V_PV);
       for_columns(columns, [&](int64_t at, int64_t n) {
-        AscendC::FusedMulAdd(ub_.o[column_ + at], ub_.alpha_blocks[coming_.tile], pv[at], static_cast<uint64_t>(n), static_cast<uint8_t>(half),
+        AscendC::FusedMulAdd(ub_.o[column_ + at], ub_.rescale_blocks[coming_.tile], pv[at], static_cast<uint64_t>(n), static_cast<uint8_t>(half),
                              AscendC::BinaryRepeatParams(1, 0, 1, static_cast<uint8_t>(s_.d_v16 / kFloatsOfBlock), 1,
                                                          static_cast<uint8_t>(s_.b.ub_columns / kFloatsOfBlock)));
       });
@@ -206,7 +206,7 @@ class AttentionVec {
       hand_over<HardEvent::MTE3_V>(kLeave);
       return;
     }
-    invert(ub_.sum[tile.pass], ub_.alpha, half);
+    invert(ub_.sum[tile.pass], ub_.rescale, half);
     spread(ub_.blocks, ub_.sum[tile.pass], half);
     v_barrier();
     scale_rows(ub_.o, ub_.blocks, half, s_.d_v16, s_.d_v16);
