@@ -11,7 +11,7 @@ class AttentionCube {
   __aicore__ inline explicit AttentionCube(const Call<T> &call)
       : call_(call), s_(call), l1_(call, s_), ub_(s_), zeros_(call.template buffer<T>(call.d.workspace.zeros)),
         parts_(query_parts(call)),
-        most_rows_(larger(kFractal, align_down(s_.b.kv_tile / (1 + AscendC::GetBlockIdx() % kPhases), kFractal))) {
+        most_rows_(larger(kFractal, align_down(s_.b.kv_tile / (1 + AscendC::GetBlockIdx() % kTilePhases), kFractal))) {
     Region l0a(TPosition::A2), l0b(TPosition::B2), l0c(TPosition::CO1);
     for (int32_t i = 0; i < 2; ++i) {
       l0a_[i] = l0a.take<T>(kL0HalfBytes / sizeof(T));

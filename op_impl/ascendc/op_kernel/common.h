@@ -37,8 +37,10 @@ constexpr uint16_t FIX_V_RESULT = 6;
 constexpr uint16_t V_FIX_RESULT_FREE = 7;
 constexpr uint8_t kCoreMode = 2;           // AIC with both AIVs of its core
 
-// Cores that begin together would start up their copies together too, and leave the memory idle meanwhile: each begins in one of so many phases.
-constexpr int64_t kPhases = 6;
+// Cores that begin together would start up their copies together too, and leave the memory idle meanwhile: each begins in one of so many phases,
+// as many as by the twin's clock fill a step of a product and a KV tile.
+constexpr int64_t kStepPhases = 6;
+constexpr int64_t kTilePhases = 4;
 
 __aicore__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __aicore__ inline int64_t align_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }

@@ -56,7 +56,7 @@ class GemmCube {
   // Blocks of at most base_m x base_n, A in so many parts.
   __aicore__ inline GemmCube(int64_t base_m, int64_t base_n, int64_t parts) : parts_(parts) {
     step_k_ = clamp(align_down(kL1Bytes / (2 * int64_t(sizeof(T)) * (parts * base_m + base_n)), kVectorFloats), kVectorFloats, kZeroColumns);
-    first_step_k_ = larger(kVectorFloats, align_down(step_k_ * (1 + phase()) / kPhases, kFractal));
+    first_step_k_ = larger(kVectorFloats, align_down(step_k_ * (1 + phase()) / kStepPhases, kFractal));
     results_ = 2 * base_m * base_n * int64_t(sizeof(float)) <= kL0CBytes ? 2 : 1;
     Region l1(TPosition::A1), l0a(TPosition::A2), l0b(TPosition::B2), l0c(TPosition::CO1);
     for (int32_t i = 0; i < 2; ++i) {
@@ -120,7 +120,7 @@ class GemmCube {
   }
 
  private:
-  static __aicore__ inline int64_t phase() { return AscendC::GetBlockIdx() % kPhases; }
+  static __aicore__ inline int64_t phase() { return AscendC::GetBlockIdx() % kStepPhases; }
 
   // A step of one piece: columns [n0, n0 + piece.n) of the block's n. Parts of A stand one below the other when they came together.
   template <typename Source>
