@@ -11,6 +11,9 @@ struct KeyBlock {
   int64_t sequence, key, keys, row;
 };
 
+// Keys that the cube decompresses together, however few tokens are new.
+constexpr int64_t kKeyRows = 128;
+
 // f(block) for the keys of all sequences that have new tokens, `most` keys at a time.
 template <typename T, typename F>
 __aicore__ inline void for_key_blocks(const Call<T> &call, int64_t most, const F &f) {
@@ -85,11 +88,11 @@ __aicore__ inline void decompress(const Call<T> &call, int64_t first, int64_t he
   const KernelData &d = call.d;
   const bool finished = keys_leave_finished(call);
   const int64_t d_n16 = align_up(d.d_n, kFractal);
-  GemmCube<T> cube(d.gemm_base_m, d.gemm_base_n, 1);
+  GemmCube<T> cube(kKeyRows, d.gemm_base_n, 1);
   cube.begin();
   int64_t index = 0;
   const auto mine = [&] { return index++ % d.cores == AscendC::GetBlockIdx(); };
-  for_key_blocks(call, d.gemm_base_m, [&](const KeyBlock &block) {
+  for_key_blocks(call, kKeyRows, [&](const KeyBlock &block) {
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t row = h * d.round_keys + block.row;
       GemmJob<T> job{};  // only where the result goes
