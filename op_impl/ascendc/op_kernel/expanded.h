@@ -88,7 +88,7 @@ __aicore__ inline void decompress(const Call<T> &call, int64_t first, int64_t he
   const KernelData &d = call.d;
   const bool finished = keys_leave_finished(call);
   const int64_t d_n16 = align_up(d.d_n, kFractal);
-  GemmCube<T> cube(kKeyRows, d.gemm_base_n, 1);
+  GemmCube<T> cube(kKeyRows, smaller(d.gemm_base_n, larger(d_n16, call.ld_v())), 1);
   cube.begin();
   int64_t index = 0;
   const auto mine = [&] { return index++ % d.cores == AscendC::GetBlockIdx(); };
