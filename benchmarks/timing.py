@@ -52,7 +52,7 @@ class System:
 
 
 TURN_SECONDS, MAX_CALLS = 0.03, 12
-REST_SECONDS = 0.002  # OpenMP workers of the system before spin for about a millisecond after its last call
+REST_SECONDS = 0.02  # workers of the system before spin on after its last call, on a core that the next one, or a ceiling, needs
 
 
 def _turn(system, estimate):
@@ -87,9 +87,11 @@ def run(systems, ceilings, seconds, least_rounds, prepare):
             prepare(system)
             taken[key] += _turn(system, estimates[key])
             if estimates[key] > 0.1 or time.perf_counter() - sampled > 0.5:
+                time.sleep(REST_SECONDS)
                 samples.append(ceilings.sample(one_thread))
                 sampled = time.perf_counter()
         rounds += 1
+    time.sleep(REST_SECONDS)
     samples.append(ceilings.sample(one_thread))
     all_threads, one = zip(*samples)
     return ({key: statistics.median(times) * 1e6 for key, times in taken.items()}, ceilings_module.median(all_threads),

@@ -2,6 +2,8 @@
 // Benchmark only; built by `build.sh bench` with -ffp-contract=fast, so that a * b + c is one instruction where the ISA has it.
 #include <sys/mman.h>
 
+#include <sched.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -75,7 +77,17 @@ uint64_t read_all(const char *data, int64_t bytes) {
   return out;
 }
 
-// Seconds from the moment when all threads have started until the last one is done.
+// The t-th of the processors that this process may run on.
+int processor(int t) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return -1;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &allowed) && t-- == 0) return cpu;
+  return -1;
+}
+
+// Seconds from the moment when all threads have started until the last one is done. Each has a processor of its own: two that begin on one
+// may stay there for longer than a measurement takes.
 template <typename F>
 double timed(int threads, const F &f) {
   std::atomic<int> ready{0};
@@ -83,11 +95,17 @@ double timed(int threads, const F &f) {
   std::vector<std::thread> team;
   for (int t = 0; t < threads; ++t)
     team.emplace_back([&, t] {
+      if (const int cpu = processor(t); cpu >= 0) {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cpu, &own);
+        sched_setaffinity(0, sizeof own, &own);  // of this thread
+      }
       ready.fetch_add(1);
       while (!go.load(std::memory_order_acquire)) {}
       f(t);
     });
-  while (ready.load() < threads) {}
+  while (ready.load() < threads) std::this_thread::sleep_for(std::chrono::microseconds(50));  // spinning, it would take the processor of one
   const Clock::time_point start = Clock::now();
   go.store(true, std::memory_order_release);
   for (std::thread &thread : team) thread.join();
