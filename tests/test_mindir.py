@@ -78,6 +78,26 @@ def test_a_moved_mindir_is_pointed_at_the_library(graph, tmp_path, layer, monkey
     assert str(elsewhere).encode() not in Path(src).read_bytes()
 
 
+def test_weights_beside_a_graph_move_with_it(graph, tmp_path):
+    """MindSpore writes the parameters of a large graph to files of their own; the format names them by paths relative to the MindIR file."""
+    from mindspore.train.mind_ir_pb2 import ModelProto
+
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    src.mkdir()
+    dst.mkdir()
+    ms.export(OneLayer(make_layer(), fm.LatentKVCache(CFG, BLOCKS, PAGE).data), dynamic(None, 48), *DYNAMIC_BATCH, file_name=str(src / "net.mindir"), file_format="MINDIR")
+    model = ModelProto()
+    model.ParseFromString((src / "net.mindir").read_bytes())
+    first = model.graph.parameter[0]
+    (src / "net_variables").mkdir()
+    (src / "net_variables" / "data_0").write_bytes(first.raw_data)
+    first.external_data.location, first.external_data.offset, first.external_data.length = "net_variables/data_0", 0, len(first.raw_data)
+    (src / "net.mindir").chmod(0o600)
+    (src / "net.mindir").write_bytes(model.SerializeToString())
+    fm.relocate_mindir(src / "net.mindir", dst / "net.mindir")
+    assert (dst / "net_variables" / "data_0").read_bytes() == first.raw_data
+
+
 def test_relocate_refuses_other_files(graph, tmp_path):
     with pytest.raises(FileNotFoundError):
         fm.relocate_mindir(tmp_path / "none.mindir", tmp_path / "out.mindir")
