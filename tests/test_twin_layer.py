@@ -10,6 +10,7 @@ import pytest
 
 from cases import FULL, ODD, VARIANTS, LayerCase
 from driver import Driver
+from test_variants import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,14 +33,6 @@ def in_dtype(case, dtype):
 
 def ids(case):
     return case.name
-
-
-def serve(run):
-    run.step([5, 0, 17])
-    run.step([1, 1, 1])
-    run.step([4, 0, 150])
-    run.step([1, 1, 3])
-    run.step([2, 1], sequences=[3, 2])
 
 
 @pytest.mark.parametrize("case", [in_dtype(case, dtype) for case in VARIANTS for dtype in ("float16", "bfloat16")], ids=ids)

@@ -112,7 +112,7 @@ static bool rows_are_few(const AttentionJob &job, const TilingData &t) {
   return true;
 }
 
-// The same on the cached rows themselves, K and the first d_v columns of it V.
+// attend_requests on the cached rows themselves: K, and the first d_v columns of it V.
 template <typename LoadQuery, typename Limit>
 static void attend_cache(Workers &workers, const PagedCache &cache, const AttentionJob &job, const TilingData &t, const LoadQuery &load_query,
                          const Limit &limit) {
