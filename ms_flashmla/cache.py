@@ -1,5 +1,6 @@
 """The paged latent KV cache of one layer and its block allocator."""
 
+import copy
 import itertools
 
 import mindspore as ms
@@ -37,7 +38,9 @@ class LatentKVCache:
 
     def __deepcopy__(self, memo):
         """A cache of its own with the same rows and allocations: a copied Parameter would keep the name and be one with the old in a graph."""
-        other = LatentKVCache(self.cfg, self.num_blocks, self.block_size, self.dtype)
+        other = copy.copy(self)
+        other.data = LatentKVCache(self.cfg, self.num_blocks, self.block_size, self.dtype).data
+        memo[id(self.data)] = other.data
         dtypes.put(other.data, self.data.asnumpy().copy())
         other._free, other._blocks = list(self._free), {seq_id: list(blocks) for seq_id, blocks in self._blocks.items()}
         return other

@@ -72,7 +72,8 @@ def test_a_copy_is_a_cache_of_its_own():
     cache = fm.LatentKVCache(CFG, 5, block_size=4)
     cache.allocate("a", 9)
     cache.data.asnumpy()[:] = 7
-    other = copy.deepcopy(cache)
+    other, parameter = copy.deepcopy((cache, cache.data))
+    assert parameter is other.data
     assert other.data.name != cache.data.name and (other.data.asnumpy() == 7).all()
     other.allocate("b", 8)
     other.data.asnumpy()[:] = 8

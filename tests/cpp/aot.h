@@ -39,6 +39,7 @@ Kernel FlashMLA, FlashMLAWithKVCache, MergeAttentionStates;
 const char* fm_last_error(void);
 const char* fm_isa(void);
 int fm_set_num_threads(int);
+int fm_num_threads();
 }
 
 using Rng = std::mt19937;

@@ -78,7 +78,6 @@ struct Layer {
     Tensor q_lens_t = Tensor::ints(q_lens, {batch}), contexts_t = Tensor::ints(contexts, {batch});
     Tensor out(t.act, hidden.shape, NAN);
     AotExtra own = extra;
-    const Tensor* optional[] = {&w_q_a, &q_norm, &b_q_a, &b_kv_a, &b_o, &residual};
     call(FlashMLAInit, FlashMLA, own,
          {&hidden, &kv_cache, &table_t, &q_lens_t, &contexts_t, &rope, &w_q, &w_kv_a, &kv_norm, &w_uk, &w_uv, &w_o, &w_q_a, &q_norm, &b_q_a, &b_kv_a, &b_o,
           &residual, &out});
