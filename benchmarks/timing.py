@@ -51,18 +51,19 @@ class System:
         return time.perf_counter() - start
 
 
-TURN_SECONDS, MAX_CALLS = 0.03, 12
+TURN_SECONDS, MAX_CALLS = 0.05, 24
+WARM_CALLS = 4  # after a rest threads wake and processors come up; a decode step follows another, and finds them awake
 REST_SECONDS = 0.02  # workers of the system before spin on after its last call, on a core that the next one, or a ceiling, needs
 
 
 def _turn(system, estimate):
-    """Seconds of each call of a turn. Short calls come after one that is not counted, as a decode step comes after another."""
+    """Seconds of each call of a turn. Short calls come after some that are not counted, as a decode step comes after others."""
     time.sleep(REST_SECONDS)
     count = min(max(int(TURN_SECONDS / estimate), 1), MAX_CALLS)
-    warm = estimate < TURN_SECONDS
+    warm = 0 if estimate >= TURN_SECONDS else WARM_CALLS if system.copies else 1
     if not system.copies:
         count = max(min(count, len(system.calls) - warm), 1)
-    if warm:
+    for _ in range(warm):
         system.step()
     return [system.step() for _ in range(count)]
 
