@@ -47,6 +47,7 @@ cpu_sources=(
 )
 twin_sources=(
   op_impl/ascendc/op_host/make_kernel_data.cc
+  op_impl/ascendc/op_host/product_blocks.cc
   op_impl/twin/engine/site.cc
   op_impl/twin/engine/shadow.cc
   op_impl/twin/engine/l2.cc

@@ -22,7 +22,7 @@ def dropped(name, file, line, found=SYNC, times=1, before="", then=""):
     return Mutant(f"dropped: {name}", file, before + line + then, before + then, found, times)
 
 
-CUBE, VEC, GEMM, COMMON = "attention_cube.h", "attention_vec.h", "gemm.h", "common.h"
+CUBE, VEC, GEMM, PRODUCTS, COMMON = "attention_cube.h", "attention_vec.h", "gemm.h", "products.h", "common.h"
 
 MUTANTS = [
     # events of the cube
@@ -69,12 +69,14 @@ MUTANTS = [
     dropped("combine: partial outputs handed to the vector unit", "combine.h", "        hand_over<HardEvent::MTE2_V>(next_);\n"),
     dropped("combine: buffer handed back", "combine.h", "        if (i + 1 < splits) AscendC::SetFlag<HardEvent::V_MTE2>(next_);\n"),
     # projections
-    dropped("wait for free L1 in a product", GEMM, "      if (fetched_ == 0) AscendC::WaitFlag<HardEvent::MTE1_MTE2>(step_);\n"),
-    dropped("wait for free L1 before a barrier", GEMM, "      AscendC::WaitFlag<HardEvent::MTE1_MTE2>(fetched_);\n"),
-    Mutant("too early: the next product takes events that are still on their way", GEMM, "    AscendC::PipeBarrier<PIPE_ALL>();", "    ", times=2),
-    dropped("wait for free L0C in a product", GEMM, "    AscendC::WaitFlag<HardEvent::FIX_M>(out_);\n"),
-    dropped("wait for the weights", GEMM, "      hand_over<HardEvent::MTE2_MTE1>(step_);\n"),
-    Mutant("buffers of a product never change", GEMM, "    out_ = out_ + 1 == results_ ? 0 : out_ + 1;\n", "", (), reason="one accumulator with its own event is slower, not wrong"),
+    dropped("wait for free L1 in a product", GEMM, "          AscendC::WaitFlag<HardEvent::MTE1_MTE2>(kWeights + weight_);\n"),
+    dropped("wait for free L1 of A in a product", GEMM, "      AscendC::WaitFlag<HardEvent::MTE1_MTE2>(step_);\n"),
+    dropped("wait for free L1 before a barrier", GEMM, "        AscendC::WaitFlag<HardEvent::MTE1_MTE2>(kWeights + fetched_);\n"),
+    Mutant("too early: the next product takes events that are still on their way", PRODUCTS, "    AscendC::PipeBarrier<PIPE_ALL>();", "    ", times=2),
+    dropped("wait for free L0C in a product", GEMM, "        if (k0 == 0) AscendC::WaitFlag<HardEvent::FIX_M>(out);\n"),
+    dropped("wait for the weights", GEMM, "        hand_over<HardEvent::MTE2_MTE1>(kWeights + weight_);\n"),
+    dropped("wait for A of a product", GEMM, "      hand_over<HardEvent::MTE2_MTE1>(step_);\n"),
+    Mutant("buffers of a product never change", GEMM, "    out_ = out;\n", "", (), reason="one accumulator with its own event is slower, not wrong"),
     # buffers
     Mutant("one too small: scores in UB", "attention.h", "scores[i] = ub.take<float>(half * s.b.kv_tile);", "scores[i] = ub.take<float>(half * s.b.kv_tile - 8);", BOUNDS),
     Mutant("one too small: KV tile in L1", "attention.h", "k[i] = l1.take<T>(s.b.kv_tile * s.d_qk16);", "k[i] = l1.take<T>(s.b.kv_tile * s.d_qk16 - 16);", BOUNDS),
@@ -83,14 +85,14 @@ MUTANTS = [
     Mutant("overlap: both KV buffers are one", "attention.h", "v[i] = call.absorbed() ? k[i] :", "if (i == 1) k[1] = k[0];\n      v[i] = call.absorbed() ? k[i] :", DATA),
     Mutant("swapped: the other buffer of P V is read", VEC, "const LocalTensor<float> &pv = ub_.pv[out_];", "const LocalTensor<float> &pv = ub_.pv[out_ ^ 1];", DATA),
     Mutant("swapped: the other copy of P is multiplied", CUBE, "&p = l1_.p[tile.p], &v", "&p = l1_.p[tile.p ^ 1], &v", DATA),
-    Mutant("unaligned: results of a product at any address of L0C", GEMM, "c_[i] = l0c.take<float>(base_m * base_n, 1024);",
-           "c_[i] = l0c.take<float>(base_m * base_n - 16, 32);", (*BOUNDS, "numbers")),
+    Mutant("unaligned: results of a product at any address of L0C", GEMM, "c_[i] = l0c.take<float>(blocks.rows * piece_, 1024);",
+           "c_[i] = l0c.take<float>(blocks.rows * piece_ - 16, 32);", (*BOUNDS, "numbers")),
     # layouts and strides
     Mutant("wrong stride: K read with the stride of Q", CUBE, "l1_.k[kv_][c * s_.b.kv_tile], tile.keys16, depth, s_.b.kv_tile);", "l1_.k[kv_][c * s_.b.kv_tile], tile.keys16, depth, tile.rows16);", DATA),
     Mutant("wrong stride: P laid out for whole rows of the AIV", VEC, "static_cast<uint16_t>(tile.rows16 - half));", "static_cast<uint16_t>(0));", DATA),
     Mutant("not transposed: V as if its rows were columns", CUBE, "load_l0_transposed(l0b_[l0_], v[", "load_l0(l0b_[l0_], v[", DATA),
     Mutant("wrong stride: L0 written for other columns", COMMON, "  params.dstStride = params.kStep;\n  params.ifTranspose = true;", "  params.dstStride = params.mStep;\n  params.ifTranspose = true;", DATA),
-    Mutant("wrong row length: result leaves with the padded width", GEMM, "c, item.m, item.n, job.ldc);\n    else", "c, item.m, item.n, job.ldc + 16);\n    else", DATA),
+    Mutant("wrong row length: result leaves with the padded width", PRODUCTS, "c, item.m, item.n, job.ldc);\n    else", "c, item.m, item.n, job.ldc + 16);\n    else", DATA),
     Mutant("illegal: the cube's result rounded to half without a cast", COMMON, "  params.quantPre = Rounding<T>::mode;\n", "", ("illegal operation",)),
     # tails and masks
     Mutant("tail of a full tile: the last row of keys is left out", CUBE, "keys = smaller(s_.b.kv_tile, pass.keys - key);\n    tile.any", "keys = smaller(s_.b.kv_tile, pass.keys - key - 1);\n    tile.any", DATA),

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / ".build" / "twin_programs"
 FLAGS = [os.environ.get("CXX", "g++"), "-std=c++17", "-D_GLIBCXX_USE_CXX11_ABI=0"]
-SOURCES = ["op_proto/op_proto.cc", "op_impl/cpu/check.cc", "op_impl/cpu/thread_pool.cc", "op_impl/ascendc/op_host/make_kernel_data.cc", "op_impl/twin/twin_launch.cc",
+SOURCES = ["op_proto/op_proto.cc", "op_impl/cpu/check.cc", "op_impl/cpu/thread_pool.cc", "op_impl/ascendc/op_host/make_kernel_data.cc", "op_impl/ascendc/op_host/product_blocks.cc", "op_impl/twin/twin_launch.cc",
            "op_impl/twin/twin_dispatch.cc", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tiling").glob("*.cc") if p.stem != "tiling_c_api"),
            *sorted(str(p.relative_to(ROOT)) for folder in ("engine", "api") for p in (ROOT / "op_impl/twin" / folder).glob("*.cc"))]
 

@@ -1,10 +1,10 @@
 #include "op_impl/ascendc/op_host/make_kernel_data.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
+#include "op_impl/ascendc/op_host/product_blocks.h"
 #include "tiling/int_math.h"
 
 namespace flashmla {
@@ -99,63 +99,6 @@ WorkspaceLayout lay_out(const KernelData &d) {
   return w;
 }
 
-// C [groups][m, n] = A [m, k] W [k, n].
-struct Product {
-  int64_t groups, m, n, k, parts;
-};
-
-// Columns of a block of the products that share a round: the width with the least cycles by the machine's constants.
-int32_t block_columns(std::initializer_list<Product> products, int64_t base_m, const Machine& machine) {
-  constexpr int64_t kPanelColumns = 64, kPieceColumns = 256, kMostWidth = 1024, kMostMatrixStride = 65535, kL0Elements = 16384;
-  const double memory = machine.dram_gb_per_s * 1e9 * machine.hbm_efficiency / (machine.freq_mhz * 1e6);
-  double best_cost = 0;
-  int64_t best = kPieceColumns;
-  for (int64_t width = kMostWidth; width >= kFractal; width -= kFractal) {
-    double bytes = 0, cycles = 0;
-    int64_t items = 0;
-    bool fits = true;
-    for (const Product& p : products) {
-      if (p.n == 0) continue;
-      const int64_t m = std::min(base_m, fractals(p.m)), n = std::min(width, fractals(p.n)), own = p.groups * ceil_div(p.m, base_m) * ceil_div(fractals(p.n), n);
-      fits = fits && 4 * m * n <= machine.l0c_bytes;
-      const int64_t step = clamp(align_down(machine.l1_bytes / (4 * (p.parts * m + n)), kPanelColumns), kPanelColumns, 1024), steps = ceil_div(p.k, step);
-      // A copy for each panel, where their distance is too far for one copy of them all.
-      const int64_t panels = n % kPanelColumns == 0 ? n / kPanelColumns : n / kPanelColumns + (n % 32 == 0 ? 1 : 2);
-      const bool together = n % kPanelColumns == 0 && kPanelColumns / 2 * p.k <= kMostMatrixStride && std::min(step, p.k) <= 512;
-      const double copies = steps * ((together ? 1 : panels) + 1);
-      const double loads = copies * machine.startup_dma_gm + 2.0 * p.k * (p.parts * m + n) / machine.l2_bytes_per_cycle;
-      const int64_t piece = std::min(n, kPieceColumns), l0_k = clamp(std::min(kL0Elements / (p.parts * m), kL0Elements / piece) / kFractal * kFractal, kFractal, p.k);
-      const double cube = p.parts * m * n * p.k / double(machine.macs_per_cycle_b16) +
-                          ceil_div(p.k, l0_k) * ceil_div(n, kPieceColumns) * (p.parts * machine.startup_cube + 2.0 * machine.event_cycles);
-      // Two results in L0C: one leaves while the next one grows.
-      const double leaves = 8 * m * n <= machine.l0c_bytes ? 0 : 4.0 * m * n / machine.l0c_out_bytes_per_cycle;
-      cycles = std::max(cycles, std::max(loads, cube) + leaves);
-      items += own;
-      bytes += 2.0 * p.groups * p.k * fractals(p.n);
-    }
-    if (!fits) continue;
-    const double core = ceil_div(items, machine.cores) * cycles;
-    const double cost = std::max(core, bytes / memory) + 0.15 * core;
-    if (best_cost == 0 || cost < best_cost) {
-      best_cost = cost;
-      best = width;
-    }
-  }
-  return static_cast<int32_t>(best);
-}
-
-ProductColumns product_columns(const KernelData& d, const Machine& machine) {
-  const int64_t t = std::max<int64_t>(1, d.num_tokens), m = d.gemm_base_m, head = d.d_n + d.d_r, k_q = d.q_rank > 0 ? d.q_rank : d.hidden;
-  const bool whole_panels = head % 64 == 0;
-  ProductColumns columns{};
-  columns.hidden = block_columns({{1, t, d.rank + d.d_r, d.hidden, 1}, {1, t, d.q_rank, d.hidden, 1}}, m, machine);
-  columns.query = block_columns({{whole_panels ? 1 : d.heads, t, whole_panels ? d.heads * head : head, k_q, d.q_rank > 0 ? d.parts : 1}}, m, machine);
-  columns.absorb = block_columns({{d.heads, t, d.rank, d.d_n, d.parts}}, m, machine);
-  columns.up = block_columns({{d.heads, t, d.d_v, d.rank, d.parts}}, m, machine);
-  columns.output = block_columns({{1, t, d.hidden, int64_t{d.heads} * d.d_v, 1}}, m, machine);
-  return columns;
-}
-
 }  // namespace
 
 Problem kernel_problem(const KernelCall &c) {
@@ -202,9 +145,7 @@ KernelData make_kernel_data(const KernelCall &c, const Machine &machine, const W
   d.blocks = d.path == kAbsorbed ? tiling.absorbed : tiling.expanded;
   if (wanted.rows != 0 || wanted.kv_tile != 0 || wanted.kv_buffers != 0) d.blocks = wanted_blocks(problem, machine, tiling, d.path, wanted);
   d.min_tiles = static_cast<int32_t>(std::max<int64_t>(1, tiling.split_min / tiling.kv_tile));
-  d.gemm_base_m = tiling.gemm_base_m;
-  d.gemm_base_n = tiling.gemm_base_n;
-  d.columns = product_columns(d, machine);
+  d.products = choose_product_blocks(d, machine);
   d.round_keys = d.path == kAbsorbed ? 0 : std::max<int64_t>(1, c.batch * most_keys(c));
   const int64_t head_bytes = d.round_keys * (2 * (fractals(d.d_n + d.d_r) + fractals(d.d_v)) + 4 * fractals(d.d_n));
   d.round_heads = head_bytes == 0 ? d.heads : static_cast<int32_t>(clamp(kRoundBytes / head_bytes, 1, d.heads));

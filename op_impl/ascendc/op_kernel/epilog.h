@@ -14,7 +14,7 @@ __aicore__ inline Products<T> up_product(const Call<T> &call) {
   GemmJob<T> job = {{}, d.parts, d.rank, d.parts * d.num_tokens * d.rank, d.num_tokens, call.template input<T>(FlashMLAIn::w_uv), d.heads, d.d_v, d.rank,
                     call.workspace + (padded ? d.workspace.o_padded : d.workspace.o), d.heads * width, width, true};
   call.set_parts(job.a, d.workspace.o_latent);
-  return Products<T>(call, &job, 1, d.columns.up, false);
+  return Products<T>(call, &job, 1, d.products.up, false);
 }
 
 // Heads of d_v columns that are no whole fractals: the cube left them padded, W_o takes them side by side.
@@ -38,11 +38,12 @@ template <typename T>
 class OutputVec {
  public:
   __aicore__ inline OutputVec(const Call<T> &call, const LocalTensor<float> (&result)[2], Region &ub) : call_(call), result_(result) {
-    const int64_t elements = call.d.gemm_base_m / 2 * kPieceColumns;
+    const ProductBlocks &blocks = call.d.products.output;
+    const int64_t elements = blocks.rows / 2 * blocks.piece;
     rounded_ = ub.take<T>(elements);
     wide_ = ub.take<float>(elements);
-    bias16_ = ub.take<T>(kPieceColumns);
-    bias_ = ub.take<float>(kPieceColumns);
+    bias16_ = ub.take<T>(blocks.piece);
+    bias_ = ub.take<float>(blocks.piece);
     for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_RESULT_FREE);
     AscendC::SetFlag<HardEvent::V_MTE2>(0);
     AscendC::SetFlag<HardEvent::MTE3_MTE2>(0);
@@ -96,12 +97,12 @@ template <typename T>
 class OutputProduct {
  public:
   __aicore__ inline explicit OutputProduct(const Call<T> &call)
-      : call_(call), job_(job(call)), products_(call, &job_, 1, call.d.columns.output, true) {}
+      : call_(call), job_(job(call)), products_(call, &job_, 1, call.d.products.output, true) {}
 
   __aicore__ inline void prefetch() { products_.prefetch(); }
   __aicore__ inline void run() {
     Region ub(TPosition::VECCALC);
-    const int64_t elements = call_.d.gemm_base_m / 2 * kPieceColumns;
+    const int64_t elements = call_.d.products.output.rows / 2 * call_.d.products.output.piece;
     const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
     if ASCEND_IS_AIC {
       int32_t next = 0;
@@ -110,9 +111,7 @@ class OutputProduct {
     }
     if ASCEND_IS_AIV {
       OutputVec<T> output(call_, result, ub);
-      products_.for_items([&](const GemmJob<T> &, const GemmItem &item) {
-        for_pieces(item, [&](const GemmItem &piece, int64_t) { output.run(piece); });
-      });
+      products_.for_results([&](const GemmItem &piece) { output.run(piece); });
       output.finish();
     }
   }

@@ -1,7 +1,7 @@
 // The expanded path: K and V of some heads are decompressed from the latent into a workspace, K rotated there when RoPE turns the whole head.
 #pragma once
 
-#include "gemm.h"
+#include "products.h"
 #include "vec.h"
 
 namespace flashmla {
@@ -88,7 +88,8 @@ __aicore__ inline void decompress(const Call<T> &call, int64_t first, int64_t he
   const KernelData &d = call.d;
   const bool finished = keys_leave_finished(call);
   const int64_t d_n16 = align_up(d.d_n, kFractal);
-  GemmCube<T> cube(kKeyRows, smaller(d.gemm_base_n, larger(d_n16, call.ld_v())), 1);
+  const int64_t width = d.products.keys.columns;
+  GemmCube<T> cube(d.products.keys, 1);
   cube.begin();
   int64_t index = 0;
   const auto mine = [&] { return index++ % d.cores == AscendC::GetBlockIdx(); };
@@ -96,17 +97,17 @@ __aicore__ inline void decompress(const Call<T> &call, int64_t first, int64_t he
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t row = h * d.round_keys + block.row;
       GemmJob<T> job{};  // only where the result goes
-      for (int64_t n0 = 0; n0 < d_n16; n0 += d.gemm_base_n) {
+      for (int64_t n0 = 0; n0 < d_n16; n0 += width) {
         if (!mine()) continue;
-        const GemmItem item = {0, 0, block.keys, n0, smaller(d.gemm_base_n, d_n16 - n0)};
+        const GemmItem item = {0, 0, block.keys, n0, smaller(width, d_n16 - n0)};
         job.rounded = finished;
         job.ldc = finished ? call.ld_q() : d_n16;
         job.c = call.workspace + (finished ? d.workspace.k_expanded + row * call.ld_q() * int64_t(sizeof(T)) : d.workspace.k_raw + row * d_n16 * int64_t(sizeof(float)));
         cube.run(KeySource<T>(call, block, first + h), GlobalSink<T>{job}, item, d.rank);
       }
-      for (int64_t n0 = 0; n0 < call.ld_v(); n0 += d.gemm_base_n) {
+      for (int64_t n0 = 0; n0 < call.ld_v(); n0 += width) {
         if (!mine()) continue;
-        const GemmItem item = {0, 0, block.keys, n0, smaller(d.gemm_base_n, call.ld_v() - n0)};
+        const GemmItem item = {0, 0, block.keys, n0, smaller(width, call.ld_v() - n0)};
         job.rounded = true;
         job.ldc = call.ld_v();
         job.c = call.workspace + d.workspace.v_expanded + row * call.ld_v() * int64_t(sizeof(T));

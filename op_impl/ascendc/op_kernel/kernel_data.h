@@ -28,9 +28,14 @@ struct WorkspaceLayout {
   int64_t total_bytes;
 };
 
-// Columns that a block of a product's result has: hidden states, queries, W_UK, W_UV, W_o.
-struct ProductColumns {
-  int32_t hidden, query, absorb, up, output;
+// How a product is cut: the block of its result that a core takes at a time; the columns of it whose weights are a buffer of L1, and K of such a step.
+struct ProductBlocks {
+  int32_t rows, columns, piece, step;
+};
+
+// Hidden states, queries, W_UK, W_UV, W_o; keys that are decompressed.
+struct ProductTiling {
+  ProductBlocks hidden, query, absorb, up, output, keys;
 };
 
 struct KernelData {
@@ -48,8 +53,7 @@ struct KernelData {
   AscendBlocks blocks;   // of the path
   int32_t parts;         // 2: what stands between two products is kept as two 16-bit parts, so that it is rounded once, at the end; 1: as one
   int32_t min_tiles;     // KV tiles that a core takes at least
-  int32_t gemm_base_m, gemm_base_n;
-  ProductColumns columns;
+  ProductTiling products;
   int32_t round_heads;   // expanded: heads whose K and V the workspace holds
   int64_t round_keys;    // expanded: keys of all sequences together that it has room for, per head
   WorkspaceLayout workspace;

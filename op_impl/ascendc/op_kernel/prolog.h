@@ -44,7 +44,7 @@ __aicore__ inline void project_hidden(const Call<T> &call) {
        call.workspace + d.workspace.kv_raw, call.ld_kv(), 0, false},
       {{x, x}, 1, d.hidden, 0, d.num_tokens, call.template input<T>(FlashMLAIn::w_q_a), 1, d.q_rank, d.hidden,
        call.workspace + d.workspace.q_a_raw, call.ld_q_a(), 0, false}};
-  Products<T>(call, jobs, d.q_rank > 0 ? 2 : 1, d.columns.hidden, false).run();
+  Products<T>(call, jobs, d.q_rank > 0 ? 2 : 1, d.products.hidden, false).run();
 }
 
 template <typename T>
@@ -59,7 +59,7 @@ __aicore__ inline SplitProduct<T> query_product(const Call<T> &call) {
     job.a[0] = call.template input<T>(FlashMLAIn::hidden_states);
     job.lda = d.hidden;
   }
-  return SplitProduct<T>(call, job, d.workspace.q, d.columns.query);
+  return SplitProduct<T>(call, job, d.workspace.q, d.products.query);
 }
 
 // A small vector of the weights as float32; `staging` is as long.

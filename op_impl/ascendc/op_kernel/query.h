@@ -19,7 +19,7 @@ __aicore__ inline Products<T> absorb_product(const Call<T> &call) {
                           call.template input<T>(FlashMLAIn::w_uk), d.heads, d.rank, d.d_n,
                           call.workspace + (finished ? d.workspace.query : d.workspace.q_latent), d.heads * ld, ld, finished};
   call.set_parts(job.a, d.workspace.q);
-  return Products<T>(call, &job, 1, d.columns.absorb, false);
+  return Products<T>(call, &job, 1, d.products.absorb, false);
 }
 
 // The rotated halves of q of heads [h, h + rows) of one token, as float32.

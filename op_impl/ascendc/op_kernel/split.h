@@ -1,7 +1,7 @@
 // Results that another product takes: the AIVs write them as one rounded part, or as two whose sum is as good as float32 here.
 #pragma once
 
-#include "gemm.h"
+#include "products.h"
 #include "vec.h"
 
 namespace flashmla {
@@ -11,12 +11,13 @@ class SplitVec {
  public:
   static constexpr int64_t kRows = 16;  // split together
 
-  __aicore__ inline SplitVec(const Call<T> &call, const LocalTensor<float> (&result)[2], Region &ub, GM_ADDR first, GM_ADDR second, int64_t ld, int64_t stride)
+  __aicore__ inline SplitVec(const LocalTensor<float> (&result)[2], Region &ub, const ProductBlocks &blocks, GM_ADDR first, GM_ADDR second,
+                             int64_t ld, int64_t stride)
       : result_(result), first_(global<T>(first)), second_(global<T>(second)), ld_(ld), stride_(stride) {
-    const int64_t elements = call.d.gemm_base_m / 2 * kPieceColumns;
+    const int64_t elements = blocks.rows / 2 * blocks.piece;
     high_ = ub.take<T>(elements);
     low_ = ub.take<T>(elements);
-    wide_ = ub.take<float>(kRows * kPieceColumns);
+    wide_ = ub.take<float>(kRows * blocks.piece);
     for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreSetFlag<kCoreMode, PIPE_V>(V_FIX_RESULT_FREE);
     AscendC::SetFlag<HardEvent::MTE3_V>(0);
   }
@@ -62,14 +63,14 @@ class SplitVec {
 template <typename T>
 class SplitProduct {
  public:
-  __aicore__ inline SplitProduct(const Call<T> &call, GemmJob<T> job, const int64_t (&parts)[2], int64_t width)
-      : call_(call), job_(with_result(call, job, parts)), parts_{parts[0], parts[1]}, products_(call, &job_, 1, width, call.d.parts > 1) {}
+  __aicore__ inline SplitProduct(const Call<T> &call, GemmJob<T> job, const int64_t (&parts)[2], const ProductBlocks &blocks)
+      : call_(call), job_(with_result(call, job, parts)), parts_{parts[0], parts[1]}, blocks_(blocks), products_(call, &job_, 1, blocks, call.d.parts > 1) {}
 
   __aicore__ inline void prefetch() { products_.prefetch(); }
   __aicore__ inline void run() {
     if (call_.d.parts == 1) return products_.run();
     Region ub(TPosition::VECCALC);
-    const int64_t elements = call_.d.gemm_base_m / 2 * kPieceColumns;
+    const int64_t elements = blocks_.rows / 2 * blocks_.piece;
     const LocalTensor<float> result[2] = {ub.take<float>(elements), ub.take<float>(elements)};
     if ASCEND_IS_AIC {
       int32_t next = 0;
@@ -77,10 +78,8 @@ class SplitProduct {
       for (int32_t i = 0; i < 2; ++i) AscendC::CrossCoreWaitFlag<kCoreMode, PIPE_FIX>(V_FIX_RESULT_FREE);
     }
     if ASCEND_IS_AIV {
-      SplitVec<T> split(call_, result, ub, call_.workspace + parts_[0], call_.workspace + parts_[1], job_.ldc, job_.c_stride);
-      products_.for_items([&](const GemmJob<T> &, const GemmItem &item) {
-        for_pieces(item, [&](const GemmItem &piece, int64_t) { split.run(piece); });
-      });
+      SplitVec<T> split(result, ub, blocks_, call_.workspace + parts_[0], call_.workspace + parts_[1], job_.ldc, job_.c_stride);
+      products_.for_results([&](const GemmItem &piece) { split.run(piece); });
       split.finish();
     }
   }
@@ -94,6 +93,7 @@ class SplitProduct {
   const Call<T> &call_;
   const GemmJob<T> job_;
   const int64_t parts_[2];
+  const ProductBlocks &blocks_;
   Products<T> products_;
 };
 
