@@ -74,8 +74,8 @@ MUTANTS = [
     dropped("wait for free L1 before a barrier", GEMM, "        AscendC::WaitFlag<HardEvent::MTE1_MTE2>(kWeights + fetched_);\n"),
     Mutant("too early: the next product takes events that are still on their way", PRODUCTS, "    AscendC::PipeBarrier<PIPE_ALL>();", "    ", times=2),
     dropped("wait for free L0C in a product", GEMM, "        if (k0 == 0) AscendC::WaitFlag<HardEvent::FIX_M>(out);\n"),
-    dropped("wait for the weights", GEMM, "        hand_over<HardEvent::MTE2_MTE1>(kWeights + weight_);\n"),
-    dropped("wait for A of a product", GEMM, "      hand_over<HardEvent::MTE2_MTE1>(step_);\n"),
+    dropped("wait for A and the weights", GEMM, "        hand_over<HardEvent::MTE2_MTE1>(kWeights + weight_);  // A came before them\n"),
+    dropped("wait for a free A", GEMM, "      AscendC::WaitFlag<HardEvent::MTE1_MTE2>(step_);\n"),
     Mutant("buffers of a product never change", GEMM, "    out_ = out;\n", "", (), reason="one accumulator with its own event is slower, not wrong"),
     # buffers
     Mutant("one too small: scores in UB", "attention.h", "scores[i] = ub.take<float>(half * s.b.kv_tile);", "scores[i] = ub.take<float>(half * s.b.kv_tile - 8);", BOUNDS),

@@ -102,7 +102,6 @@ class GemmCube {
       const int64_t width16 = align_up(width, kFractal);
       AscendC::WaitFlag<HardEvent::MTE1_MTE2>(step_);
       const bool together = source.load_a(a_[step_], item, k0, width, m16);
-      hand_over<HardEvent::MTE2_MTE1>(step_);
       out = out_;
       for_pieces(item, piece_, [&](const GemmItem &piece) {
         if (fetched_ == 0) {
@@ -110,7 +109,7 @@ class GemmCube {
           source.load_b(b_[weight_], piece, k0, width);
         }
         fetched_ = larger(fetched_ - 1, 0);
-        hand_over<HardEvent::MTE2_MTE1>(kWeights + weight_);
+        hand_over<HardEvent::MTE2_MTE1>(kWeights + weight_);  // A came before them
         if (k0 == 0) AscendC::WaitFlag<HardEvent::FIX_M>(out);
         multiply_step<Source>(c_[out], piece, rows, width16, together, k0 == 0);
         AscendC::SetFlag<HardEvent::MTE1_MTE2>(kWeights + weight_);
