@@ -62,7 +62,7 @@ static void attend_decompressed(const Layer &layer, const AbsorbedRequests &requ
   const int64_t kv_tile = layer.tiling.kv_tile, weight_floats = packed_size(1, layer.d_n, layer.rank);
   rotate_queries(layer, requests.group);
   float *w_uk = workers.scratch().alloc<float>(layer.heads * weight_floats);                // [heads] of packed [d_n, rank]
-  workers.run(layer.heads, [&](int64_t h, int thread) { transpose_w_uk(layer, h, w_uk + h * weight_floats, thread); });
+  workers.run(layer.heads, [&](int64_t h, int thread) { transpose_w_uk(layer, h, 0, stored_w_uk(layer, h).panels(), w_uk + h * weight_floats, thread); });
   float *k = workers.scratch().alloc<float>(workers.threads() * kv_tile * layer.ld_q());    // [threads, kv_tile, ld_q]
   const auto load_query = [&](const AttentionRequest &r, int64_t row, float *) {
     return layer.q + (requests.token(r, row) * layer.heads + requests.head(r, row)) * layer.ld_q();

@@ -7,12 +7,14 @@
 namespace flashmla {
 namespace FLASHMLA_NS {
 
-// W_UK of one head as float32 panels along d_n. It is stored as the absorbed path reads it, [d_n][rank] in panels along rank.
-static void transpose_w_uk(const Layer &layer, int64_t h, float *w_uk /* packed [d_n, rank] */, int thread) {
-  const PackedWeight from = {layer.args.w_uk, h, 1, layer.rank, layer.d_n};
+static PackedWeight stored_w_uk(const Layer &layer, int64_t h) { return {layer.args.w_uk, h, 1, layer.rank, layer.d_n}; }
+
+// Panels [p0, p1) of a head's W_UK as float32 panels along d_n. It is stored as the absorbed path reads it, [d_n][rank] in panels along rank.
+static void transpose_w_uk(const Layer &layer, int64_t h, int64_t p0, int64_t p1, float *w_uk /* packed [d_n, rank] */, int thread) {
+  const PackedWeight from = stored_w_uk(layer, h);
   const PackedWeight to = {{w_uk, kFloat32}, 0, 1, layer.d_n, layer.rank};
   float *line = layer.gemm.wide(thread);  // [kPanel]
-  for (int64_t p = 0; p < from.panels(); ++p) {
+  for (int64_t p = p0; p < p1; ++p) {
     const int64_t first = from.column(p), count = layer.rank - first < from.width(p) ? layer.rank - first : from.width(p);
     for (int64_t q = 0; q < to.panels(); ++q) {
       const int64_t width = to.width(q);

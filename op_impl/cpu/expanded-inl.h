@@ -11,6 +11,7 @@ namespace FLASHMLA_NS {
 struct ChunkPlan {
   const TokenGroup &group;
   const TilingData &t;
+  int threads;
   KeyRange *ranges;            // [num_pieces], of the current chunk
   int64_t count = 0;
   int64_t piece = 0, begin = 0;  // where the next chunk begins
@@ -30,7 +31,13 @@ struct ChunkPlan {
     }
     return count > 0;
   }
-  int64_t key_blocks(int64_t r) const { return tile_count(ranges[r].end - ranges[r].begin, t.decompress_rows); }
+  // Keys that a work item decompresses: even shares of a range for all threads, at most decompress_rows.
+  int64_t key_rows(int64_t r) const {
+    const int64_t keys = ranges[r].end - ranges[r].begin, blocks = round_up(tile_count(keys, t.decompress_rows), threads);
+    const int64_t rows = round_up((keys + blocks - 1) / blocks, kGemmRows);
+    return rows < t.decompress_rows ? rows : t.decompress_rows;
+  }
+  int64_t key_blocks(int64_t r) const { return tile_count(ranges[r].end - ranges[r].begin, key_rows(r)); }
   int64_t query_tiles(int64_t r) const { return tile_count(group.pieces[ranges[r].piece].tokens, t.q_tile); }
 };
 
@@ -42,7 +49,7 @@ static void decompress_chunk(const Layer &layer, const ExpandedHead &head, const
     int64_t r = 0;
     while (item >= chunk.key_blocks(r)) item -= chunk.key_blocks(r++);
     const KeyRange &keys = chunk.ranges[r];
-    const Tile tile = tile_at(keys.begin, keys.end - keys.begin, chunk.t.decompress_rows, item);
+    const Tile tile = tile_at(keys.begin, keys.end - keys.begin, chunk.key_rows(r), item);
     decompress_tile(layer, head, chunk.group.pieces[keys.piece], tile.start, tile.length, keys.at + tile.start - keys.begin, workers[thread].buffer, thread);
   });
 }
@@ -106,7 +113,7 @@ static void attend_head(const Layer &layer, const TokenGroup &g, int64_t h, Expa
   s.head.ld_q_rows = ld_q_rows;
   s.head.out = out;
   s.head.ld_out = ld_out;
-  ChunkPlan chunk = {g, layer.tiling, s.ranges};
+  ChunkPlan chunk = {g, layer.tiling, layer.workers.threads(), s.ranges};
   while (chunk.next()) {
     decompress_chunk(layer, s.head, chunk, s.workers);
     attend_chunk(layer, s.head, chunk, s.workers);  // for each KV tile: qk -> online_softmax -> pv

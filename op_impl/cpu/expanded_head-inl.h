@@ -29,10 +29,11 @@ struct ExpandedWorker {
 // The head's weights as decompress_tile takes them.
 static void prepare_weights(const Layer &layer, int64_t h, float *w_uk /* packed [d_n, rank] */, float *w_uv /* packed [d_v, rank] or nullptr */) {
   const PackedWeight uv = {layer.args.w_uv, h, 1, layer.d_v, layer.rank};
-  const bool widen_uv = uv.data.dtype != kFloat32;
-  layer.workers.run(widen_uv ? 2 : 1, [&](int64_t item, int thread) {
-    if (item == 0) transpose_w_uk(layer, h, w_uk, thread);
-    else widen_any(w_uv, uv.data, uv.offset(0), uv.n_padded() * uv.k);
+  const int64_t panels = stored_w_uk(layer, h).panels(), wide_panels = uv.data.dtype != kFloat32 ? uv.panels() : 0;
+  layer.workers.run(panels + wide_panels, [&](int64_t item, int thread) {
+    const int64_t p = item - panels;
+    if (p < 0) transpose_w_uk(layer, h, item, item + 1, w_uk, thread);
+    else widen_any(w_uv + uv.offset(p) - uv.offset(0), uv.data, uv.offset(p), uv.width(p) * uv.k);
   });
 }
 
